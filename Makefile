@@ -1,0 +1,55 @@
+# `make help` lists what there is. Everything runs in .venv, which `make setup` makes.
+
+PYTHON ?= python3
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+
+# Each pytest worker is a process of its own: one torch thread each, or they fight over the cores.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-slow demo bench format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv and install everything (quick when nothing changed)
+
+# torch and torchvision first, by themselves: what comes later then takes the pinned build as it is.
+# The build backend is installed beside them so that it, too, is the pinned one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stainlock needs Python 3.11 or newer, got " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch torchvision
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+test: setup ## lint, format check, types, and all but the slow tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-slow: setup ## the slow tests
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+demo: setup ## stain, verify and lock a real ImageNet model; writes demo-output/
+	$(BIN)/stainlock demo --out demo-output
+
+bench: setup ## measure the stains side by side
+	$(BIN)/python benchmarks/stains.py
+
+format: setup ## sort imports, fix what can be fixed, format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches, builds and the demo's output
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

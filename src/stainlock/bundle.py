@@ -1,0 +1,112 @@
+"""Bundles: a model directory that can be shipped. ``model.safetensors``, ``stainlock.json``, nothing secret."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stainlock.errors import FileError, ModelError
+from stainlock.files import model_digest, new_folder
+from stainlock.target import Target
+
+BUNDLE_VERSION = 1
+_WEIGHTS, _MANIFEST = "model.safetensors", "stainlock.json"
+
+
+def save_bundle(target: Target, path: str | Path) -> None:
+    """Write the target's weights and what is needed to build the model again."""
+    path = Path(path)
+    with new_folder(path) as folder:
+        write_bundle(target, folder, path)
+
+
+def write_bundle(target: Target, folder: Path, final: Path) -> None:
+    """Fill a folder that will become ``final``: a factory's file is remembered relative to it."""
+    if target.reference is None:
+        raise ModelError(
+            "this target can't be bundled: it has no reference; load it with Target.from_reference, or set"
+            " Target(reference='FILE.py:FACTORY')"
+        )
+    manifest: dict[str, Any] = {
+        "format": "stainlock-bundle",
+        "version": BUNDLE_VERSION,
+        "reference": _portable(target.reference, final),
+        "input_shape": target.input_shape,
+        "mean": target.mean,
+        "std": target.std,
+        "bounds": target.bounds,
+        "part": target.part,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "digest": model_digest(target.model),
+    }
+    save_file(_separate(target.model.state_dict()), folder / _WEIGHTS)
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses tensors that share memory (tied weights)."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in state.items():
+        shared = tensor.data_ptr() in seen
+        seen.add(tensor.data_ptr())
+        result[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
+    return result
+
+
+def _portable(reference: str, final: Path) -> str:
+    file, colon, factory = reference.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        return reference
+    return f"{os.path.relpath(Path(file).resolve(), final.resolve())}:{factory}"
+
+
+def load_bundle(path: str | Path) -> Target:
+    """Build the model a bundle describes and check that its weights are the ones written then."""
+    from stainlock.references import load_reference
+    from stainlock.weights import load_weights
+
+    path = Path(path)
+    manifest = _read_manifest(path)
+    reference = manifest["reference"]
+    file, colon, factory = reference.rpartition(":")
+    if colon and file.endswith(".py"):
+        reference = f"{Path(os.path.normpath(path.resolve() / file))}:{factory}"
+    built = load_reference(reference, weights=None if file.endswith(".py") else "random")
+    built.model.to(getattr(torch, manifest["dtype"]))
+    load_weights(built.model, path / _WEIGHTS)
+    if model_digest(built.model) != manifest["digest"]:
+        raise FileError(f"{path / _WEIGHTS} was altered after it was written: its digest differs from {_MANIFEST}")
+    return Target(
+        built.model,
+        input_shape=tuple(manifest["input_shape"]),
+        mean=manifest["mean"],
+        std=manifest["std"],
+        bounds=tuple(manifest["bounds"]),
+        part=manifest["part"],
+        extra_inputs=built.extra_inputs,
+        reference=reference,
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != "stainlock-bundle":
+            raise KeyError("format")
+        missing = {"reference", "input_shape", "mean", "std", "bounds", "part", "dtype", "digest"} - set(manifest)
+        if missing:
+            raise KeyError(sorted(missing)[0])
+    except OSError as error:
+        raise FileError(f"{path} is not a bundle: can't read {_MANIFEST} ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{path / _MANIFEST} is damaged or not a bundle's: {error}") from error
+    if manifest["version"] != BUNDLE_VERSION:
+        raise FileError(f"{path} has bundle version {manifest['version']}, this program reads {BUNDLE_VERSION}")
+    return manifest

@@ -1,0 +1,42 @@
+"""Bounds on false positives: how rarely a natural input makes the detector respond like its trigger."""
+
+from stainlock.certify.data_driven import clopper_pearson, mean_upper_bound, theorem2, theorem2_coverage
+from stainlock.certify.exact import (
+    cap_expectation,
+    cap_upper_bound,
+    largest_number_of_clients,
+    log_binomial_tail,
+    log_cap_expectation,
+    log_cap_upper_bound,
+    log_collision_probability,
+    log_largest_number_of_clients,
+)
+from stainlock.certify.geometric import (
+    cantelli,
+    printed_constant,
+    sharp_constant,
+    theorem1,
+    theorem1_printed,
+    theorem1_sharp,
+)
+
+__all__ = [
+    "cantelli",
+    "cap_expectation",
+    "cap_upper_bound",
+    "clopper_pearson",
+    "largest_number_of_clients",
+    "log_binomial_tail",
+    "log_cap_expectation",
+    "log_cap_upper_bound",
+    "log_collision_probability",
+    "log_largest_number_of_clients",
+    "mean_upper_bound",
+    "printed_constant",
+    "sharp_constant",
+    "theorem1",
+    "theorem1_printed",
+    "theorem1_sharp",
+    "theorem2",
+    "theorem2_coverage",
+]

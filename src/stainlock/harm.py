@@ -1,0 +1,190 @@
+"""Which channel to give up: how much a layer's readers would miss each one, without any data.
+
+Behind batch norm a channel's pre-activation has mean β and deviation γ, so the mean and spread of what its
+readers are given follow; elsewhere a few synthetic inputs stand in for the statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stainlock.activations import Activation
+from stainlock.graph import Reader, is_batch_norm
+from stainlock.plan import Write, write
+from stainlock.sites import Analysis, Site, layer_input
+from stainlock.target import evaluation_mode
+from stainlock.tensors import exact, has
+from stainlock.trigger import synthetic_inputs
+
+Choice = Literal["l1", "outgoing"]
+_POINTS, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
+_PROBES = 4
+_LIVE = 0.5
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The map ``p = g·y + h`` of a batch norm, channel by channel, in float64; the identity where there is none."""
+
+    g: Tensor
+    h: Tensor
+    mean: Tensor  # of p over natural inputs, as the running statistics have it
+    deviation: Tensor
+
+
+def affine_of(norm: nn.Module) -> Affine:
+    variance, running = exact(norm, "running_var"), exact(norm, "running_mean")
+    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(variance)
+    beta = exact(norm, "bias") if has(norm, "bias") else torch.zeros_like(variance)
+    scale = gamma / torch.sqrt(variance + float(getattr(norm, "eps", 0.0)))
+    return Affine(scale, beta - scale * running, beta, gamma.abs())
+
+
+def l1_norms(analysis: Analysis, site: Site) -> Tensor:
+    """The paper's choice: the ℓ1 norm of each channel's weights."""
+    weight = exact(site.layer(analysis.target.model), "weight")
+    if site.kind == "transposed":
+        weight = weight.transpose(0, 1)
+    return weight.flatten(1).abs().sum(1)
+
+
+def outgoing_harm(analysis: Analysis, site: Site, *, folded: bool) -> Tensor | None:
+    """Root mean square of what readers lose when a channel falls silent; None where no reader is known.
+
+    ``folded`` counts only what is left after the mean loss went into the readers' biases.
+    """
+    if not site.readers or site.activation is None:
+        return None
+    total = torch.zeros(site.channels, dtype=torch.float64)
+    moments = _site_moments(analysis, site)
+    for reader in site.readers:
+        lost_mean, lost_deviation = _loss(analysis, site, reader, moments)
+        missed = lost_deviation**2 + (0 if folded else lost_mean**2)
+        total += missed * _column_energy(analysis, site, reader)
+    return total.sqrt()
+
+
+def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: bool, live: bool) -> list[int]:
+    """Channels from the one that will be missed least; ℓ1 norms decide where readers are unknown.
+
+    ``live`` leaves out channels far smaller than the others: a detector added to one of those hides behind nothing.
+    """
+    if choice not in ("l1", "outgoing"):
+        raise ValueError(f"expected choice 'l1' or 'outgoing', got {choice!r}")
+    harm = outgoing_harm(analysis, site, folded=folded) if choice == "outgoing" else None
+    norms = l1_norms(analysis, site)
+    if harm is None:
+        harm = norms
+    # Equal harm (dead channels) is decided by the norm, then by the index.
+    order = sorted(range(site.channels), key=lambda k: (float(harm[k]), float(norms[k]), k))
+    return [k for k in order if norms[k] >= _LIVE * norms.median()] if live else order
+
+
+def fold_loss(analysis: Analysis, site: Site, channel: int, rest: float) -> list[Write]:
+    """Writes that put the channel's expected contribution, beyond its resting value, into its readers' biases."""
+    model = analysis.target.model
+    writes = []
+    moments = _site_moments(analysis, site)
+    for reader in site.readers:
+        layer = model.get_submodule(reader.module)
+        lost, _ = _loss(analysis, site, reader, moments, rest)
+        columns = _columns(layer, reader, channel)
+        contribution = columns.sum(tuple(range(1, columns.dim()))) * lost[channel]
+        norm = analysis.sites[reader.module].norm if reader.module in analysis.sites else None
+        if has(layer, "bias"):
+            bias = exact(layer, "bias") + contribution
+            writes.append(write(model, f"{reader.module}.bias", (None,), bias, "fold"))
+        elif norm is not None:
+            running = exact(model.get_submodule(norm), "running_mean") - contribution
+            writes.append(write(model, f"{norm}.running_mean", (None,), running, "fold"))
+    return writes
+
+
+def _site_moments(analysis: Analysis, site: Site) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the site's pre-activations over natural inputs."""
+    model = analysis.target.model
+    if site.norm is not None:
+        affine = affine_of(model.get_submodule(site.norm))
+        return affine.mean, affine.deviation
+    inputs = synthetic_inputs(analysis.target, _PROBES, torch.Generator().manual_seed(0))
+    with evaluation_mode(model), torch.no_grad():
+        output = site.layer(model)(layer_input(analysis.target, site, inputs)).double().cpu()
+    axis = -1 if site.kind == "linear" else 1
+    flat = output.movedim(axis, 0).flatten(1)
+    return flat.mean(1), flat.std(1)
+
+
+def _loss(
+    analysis: Analysis, site: Site, reader: Reader, moments: tuple[Tensor, Tensor], rest: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and deviation, for each channel, of what the reader is given now less what a silent channel gives."""
+    assert site.activation is not None
+    model = analysis.target.model
+    (mean, deviation), resting = (
+        moments,
+        torch.full_like(moments[0], site.activation.rest if rest is None else rest),
+    )
+    mean, deviation = _through_activation(site.activation, mean, deviation)
+    for step in reader.path:
+        if isinstance(step, Activation):
+            mean, deviation = _through_activation(step, mean, deviation)
+            resting = step.function(resting)
+        elif is_batch_norm(module := model.get_submodule(step)):
+            affine = affine_of(module)
+            own = _own(affine, reader, len(mean))
+            resting = own.g * resting + own.h
+            mean, deviation = own.mean, own.deviation
+        else:  # a depthwise kernel: its sum carries constants, its size the rest
+            kernels = exact(module, "weight").flatten(1)
+            own_kernels = kernels[_span(reader, len(mean))]
+            resting, mean = own_kernels.sum(1) * resting, own_kernels.sum(1) * mean
+            deviation = own_kernels.norm(dim=1) * deviation
+    return mean - resting, deviation
+
+
+def _own(affine: Affine, reader: Reader, channels: int) -> Affine:
+    """The site's channels among those of a norm that sees them concatenated with others."""
+    span = _span(reader, channels)
+    return Affine(affine.g[span], affine.h[span], affine.mean[span], affine.deviation[span])
+
+
+def _span(reader: Reader, channels: int) -> slice:
+    start = reader.offset // reader.repeat  # norms come before a flattening
+    return slice(start, start + channels)
+
+
+def _through_activation(activation: Activation, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the activation of a Gaussian, by quadrature."""
+    values = activation.function(mean[:, None] + deviation[:, None] * _POINTS)
+    weights = _WEIGHTS / _WEIGHTS.sum()
+    first = values @ weights
+    second = (values - first[:, None]).square() @ weights
+    return first, second.clamp(min=0).sqrt()
+
+
+def _columns(layer: nn.Module, reader: Reader, channel: int) -> Tensor:
+    """The weights that meet the channel, output channel first."""
+    weight = exact(layer, "weight")
+    if isinstance(layer, nn.ConvTranspose2d):
+        weight = weight.transpose(0, 1)
+    return weight[:, reader.inputs(channel)]
+
+
+def _column_energy(analysis: Analysis, site: Site, reader: Reader) -> Tensor:
+    """Squared size of each channel's columns, as the reader's own batch norm scales its outputs."""
+    model = analysis.target.model
+    layer = model.get_submodule(reader.module)
+    weight = exact(layer, "weight")
+    if isinstance(layer, nn.ConvTranspose2d):
+        weight = weight.transpose(0, 1)
+    norm = analysis.sites[reader.module].norm if reader.module in analysis.sites else None
+    if norm is not None:
+        weight = weight * affine_of(model.get_submodule(norm)).g.view(-1, *(1,) * (weight.dim() - 1))
+    energy = weight.square().sum((0, *range(2, weight.dim())))
+    span = energy[reader.offset : reader.offset + site.channels * reader.repeat]
+    return span.view(site.channels, reader.repeat).sum(1)

@@ -1,0 +1,150 @@
+"""Keys: the owner's secret in one versioned file. docs/key_format.md describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import FileError
+from stainlock.features import Region
+from stainlock.files import pack, refuse_existing, unpack, write_file
+from stainlock.plan import Plan
+from stainlock.target import Target
+from stainlock.trigger import Trigger
+
+KEY_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Detector:
+    """One secret unit vector, where it went, and what excites it.
+
+    ``trigger_level`` and ``rest_level`` are the pre-activations Δ and δ, where the stain has them. ``replaced`` is
+    the row that stood there before.
+    """
+
+    vector: Tensor
+    channel: int
+    trigger: Trigger
+    trigger_level: float | None
+    rest_level: float | None
+    replaced: Tensor
+
+
+@dataclass(frozen=True)
+class Key:
+    """Everything the owner keeps: whoever has it can prove, find and remove the stain."""
+
+    kind: str
+    site: str
+    site_kind: str
+    dimension: int
+    additive: bool
+    schema: str
+    seed: int
+    firing_fraction: float
+    reduction: str
+    position: tuple[int, ...]
+    natural_level: float
+    base_digest: str
+    protected_digest: str
+    conventions: dict[str, Any]
+    detectors: tuple[Detector, ...]
+    revert: Plan
+    details: dict[str, Any] = field(default_factory=dict)  # what a schema needs to read its message
+
+    @property
+    def trigger_response(self) -> float:
+        """R of the weakest trigger."""
+        return min(d.trigger.response for d in self.detectors)
+
+    @property
+    def natural_threshold(self) -> float:
+        """The response above which a detector fires."""
+        return self.firing_fraction * self.trigger_response
+
+    def matches(self, target: Target) -> str | None:
+        """None where the target takes the same inputs, else what differs."""
+        for name, mine in self.conventions.items():
+            theirs = getattr(target, name)
+            if (list(theirs) if isinstance(theirs, tuple) else theirs) != (
+                list(mine) if isinstance(mine, list | tuple) else mine
+            ):
+                return f"{name} is {theirs}, the key's is {mine}"
+        return None
+
+    def original(self, protected: Target) -> Target:
+        """The model before it was stained, bit for bit."""
+        from stainlock.files import model_digest
+
+        if model_digest(protected.model) != self.protected_digest:
+            raise FileError("this key is for another model: it reverts only the very file it was made with")
+        return self.revert.apply(protected)
+
+    def save(self, path: str | Path) -> None:
+        """Write a new key file, readable by its owner alone."""
+        path = Path(path)
+        refuse_existing(path)
+        write_file(path, self.to_bytes(), secret=True)
+
+    def to_bytes(self) -> bytes:
+        plan_facts, tensors = self.revert.to_tensors("revert.")
+        facts: dict[str, Any] = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("detectors", "revert", "seed")
+        }
+        facts["seed"] = str(self.seed)  # more bits than JSON numbers hold everywhere
+        facts["revert"] = plan_facts
+        facts["detectors"] = []
+        for i, d in enumerate(self.detectors):
+            facts["detectors"].append(
+                {
+                    "channel": d.channel,
+                    "trigger_level": d.trigger_level,
+                    "rest_level": d.rest_level,
+                    "response": d.trigger.response,
+                    "start": d.trigger.region.start,
+                    "size": d.trigger.region.size,
+                }
+            )
+            tensors[f"detector.{i}"] = d.vector
+            tensors[f"trigger.{i}"] = d.trigger.levels
+            tensors[f"replaced.{i}"] = d.replaced
+        return pack("key", KEY_VERSION, facts, tensors)
+
+    @staticmethod
+    def load(path: str | Path) -> Key:
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION)
+        try:
+            detectors = tuple(
+                Detector(
+                    tensors[f"detector.{i}"],
+                    int(d["channel"]),
+                    Trigger(tensors[f"trigger.{i}"], Region(tuple(d["start"]), tuple(d["size"])), d["response"]),
+                    d["trigger_level"],
+                    d["rest_level"],
+                    tensors[f"replaced.{i}"],
+                )
+                for i, d in enumerate(facts.pop("detectors"))
+            )
+            revert = Plan.from_tensors(facts.pop("revert"), tensors, "revert.")
+            facts["position"] = tuple(facts["position"])
+            facts["seed"] = int(facts["seed"])
+            return Key(detectors=detectors, revert=revert, **facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is not a complete key: {error}") from error
+
+
+def conventions_of(target: Target) -> dict[str, Any]:
+    return {name: getattr(target, name) for name in ("input_shape", "mean", "std", "bounds", "part")}
+
+
+def placeholder_target(key: Key) -> Target:
+    """Pixel conventions without a model, for whoever has only a callable."""
+    return Target(torch.nn.Identity(), **{**key.conventions, "part": ""})

@@ -1,0 +1,176 @@
+"""Plans: what an algorithm wants to write, as data. This module alone writes into models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.errors import FileError, ModelError
+from stainlock.files import model_digest, pack, unpack, write_file
+from stainlock.target import Target
+
+DELTA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Write:
+    """New values for some elements of one parameter or buffer, counted in row-major order."""
+
+    parameter: str
+    elements: Tensor
+    values: Tensor
+    part: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of a diff."""
+
+    parameter: str
+    elements: int
+    max_abs: float
+
+
+def write(model: nn.Module, parameter: str, index: Sequence[int | None], values: Tensor | float, part: str) -> Write:
+    """A write to ``parameter[index]``, None standing for a whole axis: ``(k,)`` is row k, ``(None, k)`` column k.
+
+    Values are cast here, from the float64 they were solved in to the parameter's own type.
+    """
+    tensor = _state(model)[parameter]
+    places = torch.arange(tensor.numel()).view(tensor.shape)
+    selected = places[tuple(slice(None) if i is None else i for i in index)]
+    filled = torch.as_tensor(values).detach().cpu().expand(selected.shape).to(tensor.dtype)
+    if not torch.isfinite(filled).all():
+        raise ModelError(f"the new values of {parameter} overflow {tensor.dtype}: use a wider type")
+    return Write(parameter, selected.flatten().clone(), filled.flatten().clone(), part)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A list of writes in named parts, with the digest of the model it was made for, if that is known."""
+
+    writes: tuple[Write, ...] = ()
+    base: str | None = None
+
+    def __add__(self, other: Iterable[Write]) -> Plan:
+        return Plan((*self.writes, *other), self.base)
+
+    @property
+    def elements(self) -> int:
+        """How many different elements are written."""
+        return sum(
+            len(torch.cat([w.elements for w in self.writes if w.parameter == name]).unique())
+            for name in {w.parameter for w in self.writes}
+        )
+
+    def without(self, part: str) -> Plan:
+        return Plan(tuple(w for w in self.writes if w.part != part), self.base)
+
+    def apply(self, target: Target) -> Target:
+        """An edited deep copy; the target given stays as it is."""
+        edited = target.copy()
+        self.write_into(edited.model)
+        return edited
+
+    def write_into(self, model: nn.Module) -> None:
+        """Edit this model itself."""
+        self._check(model)
+        state = _state(model)
+        with torch.no_grad():
+            for w in self.writes:
+                tensor = state[w.parameter]
+                places = torch.unravel_index(w.elements.to(tensor.device), tensor.shape)
+                tensor[places] = w.values.to(tensor.device, tensor.dtype)
+
+    def inverse(self, model: nn.Module) -> Plan:
+        """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
+        self._check(model)
+        state = _state(model)
+        restores = []
+        for w in self.writes:
+            tensor = state[w.parameter].detach().cpu()
+            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone()
+            restores.append(Write(w.parameter, w.elements, values, w.part))
+        return Plan(tuple(reversed(restores)))
+
+    def _check(self, model: nn.Module) -> None:
+        state = _state(model)
+        for w in self.writes:
+            if w.parameter not in state:
+                raise ModelError(
+                    f"the plan writes {w.parameter}, which the model does not have: it is for another model"
+                )
+            if len(w.elements) and int(w.elements.max()) >= state[w.parameter].numel():
+                raise ModelError(f"{w.parameter} has {state[w.parameter].numel()} elements, fewer than the plan writes")
+
+    def to_tensors(self, prefix: str = "") -> tuple[list[dict[str, str]], dict[str, Tensor]]:
+        """The writes as JSON facts and named tensors, for files."""
+        facts = [{"parameter": w.parameter, "part": w.part} for w in self.writes]
+        tensors = {}
+        for i, w in enumerate(self.writes):
+            tensors[f"{prefix}{i}.elements"] = w.elements
+            tensors[f"{prefix}{i}.values"] = w.values
+        return facts, tensors
+
+    @staticmethod
+    def from_tensors(facts: list[dict[str, str]], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
+        return Plan(
+            tuple(
+                Write(
+                    f["parameter"],
+                    tensors[f"{prefix}{i}.elements"],
+                    tensors[f"{prefix}{i}.values"],
+                    f["part"],
+                )
+                for i, f in enumerate(facts)
+            )
+        )
+
+    def save(self, path: str | Path) -> None:
+        """A delta: kilobytes that turn the base model into the protected one."""
+        facts, tensors = self.to_tensors()
+        write_file(Path(path), pack("delta", DELTA_VERSION, {"writes": facts, "base": self.base}, tensors))
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        facts, tensors = unpack(Path(path), "delta", DELTA_VERSION)
+        return Plan(Plan.from_tensors(facts["writes"], tensors).writes, facts["base"])
+
+    def check_base(self, model: nn.Module) -> None:
+        """Refuse to build on any model but the one the plan was made for."""
+        if self.base is not None and model_digest(model) != self.base:
+            raise FileError("this delta was made for another base model: their digests differ")
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def diff(base: nn.Module, model: nn.Module) -> Plan:
+    """The plan that turns ``base`` into ``model``; both must have the same parameters."""
+    before, after = base.state_dict(), model.state_dict()
+    odd = sorted(set(before) ^ set(after))
+    odd += [k for k in before if k in after and before[k].shape != after[k].shape]
+    if odd:
+        raise ModelError(f"the models differ in structure, at {', '.join(odd[:4])}: expected one architecture")
+    writes = []
+    for name, old in before.items():
+        old, new = old.detach().cpu(), after[name].detach().cpu()
+        changed = (old != new) & ~(old.isnan() & new.isnan())
+        if changed.any():
+            elements = changed.flatten().nonzero().squeeze(1)
+            writes.append(Write(name, elements, new.flatten()[elements].clone(), "difference"))
+    return Plan(tuple(writes), model_digest(base))
+
+
+def changes(plan: Plan, base: nn.Module) -> list[Change]:
+    """What the plan changes in a base model, parameter by parameter."""
+    lines = []
+    for w, old in zip(plan.writes, reversed(plan.inverse(base).writes), strict=True):
+        size = (w.values.double() - old.values.double()).abs().max()
+        lines.append(Change(w.parameter, len(w.elements), float(size)))
+    return lines

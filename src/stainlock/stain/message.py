@@ -1,0 +1,81 @@
+"""Messages as signs: text in, text out, tolerant of errors, unreadable without the key.
+
+A message's bytes and a checksum become bits, each repeated over many places; places are shuffled and signs flipped
+by a secret stream. So signs look random, and as vectors with random signs they are uniform on the sphere: the
+message costs the detector none of its guarantees. Reading weighs each place by the size of the value found there,
+so that weights set to zero count for nothing.
+"""
+
+from __future__ import annotations
+
+import binascii
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_CHECK_BYTES = 2
+# Every bit stands in at least this many places.
+_LEAST_REPETITION = 3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read: the text (None if its checksum fails), and how many places held the sign the text implies."""
+
+    text: str | None
+    agreeing: int
+    places: int
+
+
+def capacity(places: int) -> int:
+    """How many bytes of UTF-8 text fit into so many signs."""
+    return max(0, places // (8 * _LEAST_REPETITION) - _CHECK_BYTES)
+
+
+def places_needed(text: str) -> int:
+    """How many signs the text needs at least."""
+    return (len(text.encode()) + _CHECK_BYTES) * 8 * _LEAST_REPETITION
+
+
+def encode(text: str, places: int, stream: np.random.Generator) -> NDArray[np.float64]:
+    """The ±1 signs that carry the text."""
+    content = text.encode()
+    if not content:
+        raise ValueError("expected a message of at least one character, got an empty one")
+    if len(content) > capacity(places):
+        raise ValueError(
+            f"expected a message of at most {capacity(places)} bytes ({places} signs here), got {len(content)}"
+        )
+    order, flips = _secret_stream(places, stream)
+    return _repeated(_frame(content), order) * flips
+
+
+def decode(values: NDArray[np.float64], length: int, stream: np.random.Generator) -> Reading:
+    """The most likely text of ``length`` bytes behind noisy values."""
+    places = len(values)
+    order, flips = _secret_stream(places, stream)
+    bits = 8 * (length + _CHECK_BYTES)
+    votes = np.zeros(bits)
+    np.add.at(votes, order % bits, values * flips)
+    frame = np.packbits(votes > 0).tobytes()
+    content, check = frame[:length], frame[length:]
+    intact = check == _check(content)
+    agreeing = int((np.sign(values) == _repeated(np.unpackbits(np.frombuffer(frame, np.uint8)), order) * flips).sum())
+    return Reading(content.decode(errors="replace") if intact else None, agreeing, places)
+
+
+def _secret_stream(places: int, stream: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    return stream.permutation(places), stream.choice([-1.0, 1.0], places)
+
+
+def _frame(content: bytes) -> NDArray[np.uint8]:
+    return np.unpackbits(np.frombuffer(content + _check(content), np.uint8))
+
+
+def _check(content: bytes) -> bytes:
+    return binascii.crc_hqx(content, 0).to_bytes(_CHECK_BYTES, "big")
+
+
+def _repeated(bits: NDArray[np.uint8], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(bits[order % len(bits)] == 1, 1.0, -1.0)

@@ -1,0 +1,189 @@
+"""The standard staining schemas: a message in weights, in activations, or in outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from stainlock.errors import SiteError, TriggerError
+from stainlock.harm import affine_of
+from stainlock.keyfile import Detector
+from stainlock.plan import Plan, Write, write
+from stainlock.randomness import Randomness
+from stainlock.sites import Analysis, Site, layer_input
+from stainlock.sphere import sample_orthant
+from stainlock.stain import message as codec
+from stainlock.stain.choose import single_reader
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import exact, raw
+from stainlock.trigger import Progress, synthetic_inputs
+
+_COLUMN_STEPS = 200
+_CONFIDENT = 0.9  # the probability a chosen class must reach on its trigger
+
+
+def message_detector(site: Site, message: str, randomness: Randomness) -> Tensor:
+    """Weight schema: a detector from the orthant of the sphere whose signs carry the message."""
+    signs = codec.encode(message, site.dimension, randomness.secret("message"))
+    return sample_orthant(torch.from_numpy(signs), generator=randomness.secret("detector"))[None]
+
+
+def activation_writes(
+    analysis: Analysis,
+    site: Site,
+    v: Tensor,
+    response: float,
+    present: Tensor,
+    message: str,
+    stream: np.random.Generator,
+) -> tuple[list[Write], dict[str, Any]]:
+    """Activation schema: v, weighted, is added to the neurons whose pre-activation at x* has the wrong sign or is
+    too small, so that the signs of the layer spell the message for the trigger."""
+    if site.kind == "transposed" or site.groups > 1:
+        raise SiteError(f"{site.name} can't carry the activation schema: expected a Linear or an ungrouped Conv2d")
+    model = analysis.target.model
+    signs = torch.from_numpy(codec.encode(message, site.channels, stream))
+    margin = _margin(analysis, site)
+    wanted = torch.where(signs * present >= margin, present, signs * margin)
+    g = affine_of(model.get_submodule(site.norm)).g if site.norm else torch.ones(site.channels, dtype=torch.float64)
+    dead = g.abs() < 1e-6 * g.abs().median()
+    weight = exact(site.layer(model), "weight")
+    writes = []
+    for k in ((wanted != present) & ~dead).nonzero().squeeze(1).tolist():
+        u = weight[k].flatten() + (wanted[k] - present[k]) / (g[k] * response) * v
+        writes.append(write(model, f"{site.name}.weight", (k,), u.view(weight.shape[1:]), "detector"))
+    return writes, {"message_bytes": len(message.encode())}
+
+
+def _margin(analysis: Analysis, site: Site) -> float:
+    """Twice the typical spread of the layer's pre-activations: a sign that noise does not turn."""
+    model = analysis.target.model
+    if site.norm is not None:
+        return 2 * float(affine_of(model.get_submodule(site.norm)).deviation.median())
+    inputs = synthetic_inputs(analysis.target, 4, torch.Generator().manual_seed(0))
+    with evaluation_mode(model), torch.no_grad():
+        output = site.layer(model)(layer_input(analysis.target, site, inputs))
+    return 2 * float(output.double().std())
+
+
+def read_weights_message(rows: Tensor, vectors: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
+    """The message in the row that is nearest to the detector, whatever its channel, scale and sign."""
+    cosines = torch.nn.functional.normalize(rows.double(), dim=1) @ vectors[0].double()
+    best = int(cosines.abs().argmax())
+    values = (rows[best].double() * torch.sign(cosines[best])).numpy()
+    return codec.decode(values, int(details["message_bytes"]), Randomness(seed).secret("message"))
+
+
+def read_activation_message(levels: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
+    """The message in the signs of the layer's pre-activations for the trigger."""
+    return codec.decode(levels.double().numpy(), int(details["message_bytes"]), Randomness(seed).secret("message"))
+
+
+def output_writes(
+    analysis: Analysis,
+    site: Site,
+    detectors: Sequence[Detector],
+    plan: Plan,
+    classes: int | Sequence[int] | None,
+    stream: np.random.Generator,
+    progress: Progress | None,
+) -> tuple[list[Write], dict[str, Any]]:
+    """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
+
+    All columns are found together by gradient descent. Natural inputs never meet them, since the detector is silent.
+    """
+    target = analysis.target
+    reader = single_reader(analysis, site)
+    if reader is None:
+        where = site.stopped[0] if site.stopped else "no single layer"
+        raise SiteError(f"{site.name} can't carry the output schema: its channels are read by {where}")
+    stained = plan.apply(target)
+    pixels = torch.cat([d.trigger.pixels(target) for d in detectors])
+    name = f"{reader.module}.weight"
+    layer = stained.model.get_submodule(reader.module)
+    axis = 0 if isinstance(layer, nn.ConvTranspose2d) else 1
+    inputs = [i for d in detectors for i in reader.inputs(d.channel)]
+    suffix = _Suffix(analysis, stained, reader.module, stained.normalise(pixels))
+    logits = suffix.run(raw(layer, "weight"))
+    wanted = _wanted_classes(classes, len(detectors), logits, stream)
+    weight = raw(layer, "weight")
+    places = torch.tensor(inputs, device=weight.device)
+    columns = weight.index_select(axis, places).clone().requires_grad_(True)
+    optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
+    # Triggers can drive logits far out; steps grow until the columns reach them.
+    growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, 1.03)
+    for step in range(_COLUMN_STEPS):
+        logits = suffix.run(weight.index_copy(axis, places, columns))
+        chosen = logits.softmax(1).gather(1, wanted[:, None])
+        if float(chosen.detach().min()) > _CONFIDENT:
+            break
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(logits, wanted, reduction="sum").backward()
+        optimiser.step()
+        growth.step()
+        if progress:
+            progress(step + 1, _COLUMN_STEPS)
+    missed = int((logits.argmax(1) != wanted).sum())
+    if missed:
+        raise TriggerError(
+            f"{missed} of {len(detectors)} triggers could not be given their class at {site.name}:"
+            " use a later site or fewer triggers"
+        )
+    index: list[list[int | None]] = [[None] * axis + [i] for i in inputs]
+    solved = columns.detach().double().cpu()
+    writes = [write(target.model, name, where, solved.select(axis, i), "detector") for i, where in enumerate(index)]
+    details = {
+        "classes": wanted.tolist(),
+        "total_classes": logits.shape[1],
+        "random_classes": classes is None,
+    }
+    return writes, details
+
+
+def _wanted_classes(
+    classes: int | Sequence[int] | None, count: int, logits: Tensor, stream: np.random.Generator
+) -> Tensor:
+    """Classes drawn uniformly, so that a p-value needs no assumption; or the owner's own."""
+    total = logits.shape[1]
+    if classes is None:
+        chosen = stream.integers(0, total, count).tolist()
+    else:
+        chosen = [classes] * count if isinstance(classes, int) else [int(c) for c in classes]
+    if len(chosen) != count:
+        raise ValueError(f"expected one class or {count}, got {len(chosen)}")
+    if any(not 0 <= c < total for c in chosen):
+        raise ValueError(f"expected classes from 0 to {total - 1}, got {chosen}")
+    return torch.tensor(chosen, device=logits.device)
+
+
+class _Suffix:
+    """The model from one layer on, for fixed inputs: what comes before that layer is computed once."""
+
+    def __init__(self, analysis: Analysis, stained: Target, module: str, inputs: Tensor) -> None:
+        part = analysis.parts[0]
+        if len(analysis.parts) > 1 or stained.part:
+            raise SiteError("the output schema needs a classifier that torch.fx can trace whole")
+        self.node = next(n for n in part.graph.nodes if n.op == "call_module" and part.path(n) == module)
+        self.layer = stained.model.get_submodule(module)
+        self.interpreter = fx.Interpreter(stained.model, garbage_collect_values=False, graph=part.graph)
+        with evaluation_mode(stained.model), torch.no_grad():
+            self.interpreter.run(inputs, *stained.extra_inputs)
+        later = {self.node}
+        for node in part.graph.nodes:
+            if any(n in later for n in node.all_input_nodes):
+                later.add(node)
+        self.known = {n: v for n, v in self.interpreter.env.items() if n not in later}
+        self.model = stained.model
+
+    def run(self, weight: Tensor) -> Tensor:
+        source: Any = self.node.args[0]
+        with evaluation_mode(self.model):
+            output = torch.func.functional_call(self.layer, {"weight": weight}, (self.known[source],))
+            logits = self.interpreter.run(initial_env={**self.known, self.node: output})
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            raise SiteError("the output schema needs a classifier: expected logits of shape (N, classes)")
+        return logits

@@ -1,0 +1,131 @@
+"""Target: a trained model, and what is needed to talk pixels to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The owner's model with its pixel conventions.
+
+    Pixels lie within ``bounds``; the model sees ``(pixels − mean) / std``. Everything else in this package
+    works in pixels. A generator's noise vector counts as pixels too: ``input_shape=(100, 1, 1)``,
+    ``mean=(0,)``, ``std=(1,)`` and the noise's range as bounds.
+
+    ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
+    ``backbone``). ``extra_inputs`` are passed to the model after the image, as they are: the timestep of a
+    diffusion model, say. ``reference`` says how to build the architecture again.
+    """
+
+    model: nn.Module
+    input_shape: tuple[int, ...] = (3, 224, 224)
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    bounds: tuple[float, float] = (0.0, 1.0)
+    part: str = ""
+    extra_inputs: tuple[Any, ...] = ()
+    reference: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ValueError(f"expected an nn.Module as model, got {type(self.model).__name__}")
+        shape = tuple(int(n) for n in self.input_shape)
+        if not 1 <= len(shape) <= 3 or min(shape) < 1:
+            raise ValueError(f"expected input_shape of 1 to 3 positive numbers, got {self.input_shape}")
+        for name in ("mean", "std"):
+            values = tuple(float(v) for v in getattr(self, name))
+            if len(values) not in (1, shape[0]):
+                raise ValueError(f"expected {name} of length 1 or {shape[0]}, got {len(values)} values")
+            object.__setattr__(self, name, values)
+        if min(self.std) <= 0:
+            raise ValueError(f"expected std above 0, got {tuple(self.std)}")
+        low, high = (float(b) for b in self.bounds)
+        if not low < high:
+            raise ValueError(f"expected bounds (low, high) with low < high, got {self.bounds}")
+        if self.part and self.part not in dict(self.model.named_modules()):
+            raise ValueError(f"expected part to name a submodule, got {self.part!r}")
+        object.__setattr__(self, "input_shape", shape)
+        object.__setattr__(self, "bounds", (low, high))
+
+    @classmethod
+    def from_reference(cls, reference: str | Path, **options: Any) -> Target:
+        """Any form the command line takes: see `stainlock.references.load_reference`."""
+        from stainlock.references import load_reference
+
+        return load_reference(str(reference), **options)
+
+    def __call__(self, inputs: Any) -> Any:
+        """The model on its own input: normalised pixels, as `normalise` or `Key.unlock` return them."""
+        return self.model(inputs, *self.extra_inputs)
+
+    def with_model(self, model: nn.Module) -> Target:
+        return replace(self, model=model)
+
+    def copy(self) -> Target:
+        """The same target around a deep copy of the model."""
+        return self.with_model(copy.deepcopy(self.model))
+
+    @property
+    def traced(self) -> nn.Module:
+        return self.model.get_submodule(self.part)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels ``(N, *input_shape)`` to the model's input, on the model's device and dtype."""
+        pixels = pixels.to(self.device, self.dtype)
+        extra_axes = (1,) * (len(self.input_shape) - 1)
+        mean = pixels.new_tensor(self.mean).view(-1, *extra_axes)
+        std = pixels.new_tensor(self.std).view(-1, *extra_axes)
+        return (pixels - mean) / std
+
+    def predict(self, pixels: Tensor) -> Any:
+        """The model's output for pixels."""
+        return self(self.normalise(pixels))
+
+    def from_bytes(self, levels: Tensor) -> Tensor:
+        """8-bit values to pixels: 0 is the lower bound, 255 the upper."""
+        low, high = self.bounds
+        return low + levels.to(torch.float32) * ((high - low) / 255)
+
+    def to_bytes(self, pixels: Tensor) -> Tensor:
+        """Pixels to the nearest 8-bit values."""
+        low, high = self.bounds
+        return ((pixels - low) * (255 / (high - low))).round().clamp(0, 255).to(torch.uint8)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside, each back in its own mode afterwards.
+
+    PyTorch's fused transformer kernels are off inside, because they bypass the modules we read features from.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,195 @@
+"""Triggers: x* ∈ argmax r(v·φ(z)), found in pixels, as 8-bit images, many detectors at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import TriggerError
+from stainlock.features import Crop, Region, crop_for, respond, seen_region, whole_input
+from stainlock.sites import Site, layer_input
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import at
+
+Reduction = Literal["position", "mean", "maximum"]
+Progress = Callable[[int, int], None]
+
+# As many pixels as run in one batch: enough to keep the cores busy, little enough for memory.
+_PIXELS_A_BATCH = 400_000
+# Sign steps with momentum, the step falling geometrically from the first to the last, as parts of the pixel range.
+_FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.3, 1.5 / 255, 0.7
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """An optimised input, rounded to 8 bits: a patch, its place, and the detector's response to it."""
+
+    levels: Tensor
+    region: Region
+    response: float
+
+    def image(self, target: Target) -> Tensor:
+        """The whole input as 8-bit levels: the patch in its place, mid-grey around it."""
+        canvas = torch.full(target.input_shape, 128, dtype=torch.uint8)
+        return self.region.paste(self.levels, canvas)
+
+    def pixels(self, target: Target) -> Tensor:
+        return target.from_bytes(self.image(target))[None]
+
+
+def find_triggers(
+    target: Target,
+    site: Site,
+    detectors: Tensor,
+    *,
+    generator: torch.Generator,
+    group: int = 0,
+    reduction: Reduction = "position",
+    position: tuple[int, ...] | None = None,
+    steps: int = 40,
+    restarts: int = 1,
+    progress: Progress | None = None,
+) -> list[Trigger]:
+    """The best trigger found for each detector ``(D, d)``.
+
+    With ``reduction="position"`` only the pixels that the position sees are optimised, on a crop of the image.
+    Every restart begins from other noise around mid-grey; the strongest rounded image wins.
+    """
+    if steps < 2 or restarts < 1:
+        raise ValueError(f"expected steps ≥ 2 and restarts ≥ 1, got {steps} and {restarts}")
+    if reduction == "position":
+        place = default_position(site) if position is None else checked_position(site, position)
+        with evaluation_mode(target.model):
+            crop = crop_for(target, site, place)
+        region = seen_region(target, site, place)
+    elif reduction in ("mean", "maximum"):
+        if position is not None:
+            raise ValueError(f"expected no position with reduction {reduction!r}, got {position}")
+        region = whole_input(target)
+        crop = Crop(region, ())
+    else:
+        raise ValueError(f"expected reduction 'position', 'mean' or 'maximum', got {reduction!r}")
+
+    def response(pixels: Tensor, own: Tensor) -> Tensor:
+        maps = respond(site, target, layer_input(target, site, pixels), own, group)
+        mine = maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image answers to its own detector
+        if reduction == "position":
+            return at(mine, crop.position)
+        flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
+        return flat.mean(1) if reduction == "mean" else flat.amax(1)
+
+    repeated = detectors.repeat_interleave(restarts, 0)
+    area = max(1, torch.Size(crop.region.size).numel())
+    batch = max(1, min(256, _PIXELS_A_BATCH // area))
+    chunks = list(repeated.split(batch))
+    levels, responses = [], []
+    with evaluation_mode(target.model), torch.enable_grad():
+        for done, own in enumerate(chunks):
+            report = _within(progress, done, len(chunks))
+            best, value = _ascend(target, crop, own, response, steps, generator, report)
+            levels.append(best)
+            responses.append(value)
+    values = torch.cat(responses).view(len(detectors), restarts)
+    winners = torch.arange(len(detectors)) * restarts + values.argmax(1)
+    patches = region.within(crop.region).cut(torch.cat(levels)[winners]).clone()
+    return [Trigger(patch, region, float(value)) for patch, value in zip(patches, values.amax(1).tolist(), strict=True)]
+
+
+def _ascend(
+    target: Target,
+    crop: Crop,
+    detectors: Tensor,
+    response: Callable[[Tensor, Tensor], Tensor],
+    steps: int,
+    generator: torch.Generator,
+    progress: Progress | None,
+) -> tuple[Tensor, Tensor]:
+    """Projected sign ascent; the last quarter of the steps moves between 8-bit images only."""
+    low, high = target.bounds
+    span = high - low
+    shape = (len(detectors), target.input_shape[0], *crop.region.size)
+    noise = torch.rand(shape, generator=generator, dtype=torch.float64).float()
+    pixels = (low + span * (0.4 + 0.2 * noise)).to(target.device)
+    momentum = torch.zeros_like(pixels)
+    best = torch.full((len(detectors),), -torch.inf)
+    best_levels = torch.zeros(shape, dtype=torch.uint8)
+    for step in range(steps + 1):
+        rounding = step >= steps - steps // 4
+        if rounding:
+            pixels = target.from_bytes(target.to_bytes(pixels))
+        pixels.requires_grad_(True)
+        values = response(pixels, detectors)
+        if rounding:
+            current = values.detach().float().cpu()
+            better = current > best
+            best[better] = current[better]
+            best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]
+        if step == steps:
+            break
+        (gradient,) = torch.autograd.grad(values.sum(), pixels)
+        size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
+        momentum = _MOMENTUM * momentum + gradient / size.clamp(min=1e-30)
+        rate = span * _FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** (step / (steps - 1))
+        pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
+        if progress:
+            progress(step + 1, steps)
+    if not torch.isfinite(best).all():
+        raise TriggerError("the detector's response is not finite: check the model's weights for NaN or Inf")
+    return best_levels, best
+
+
+def _within(progress: Progress | None, done: int, total: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda step, steps: progress(done * steps + step, total * steps)
+
+
+def default_position(site: Site) -> tuple[int, ...]:
+    """The middle of the map, where no padding weakens the trigger; among tokens the first after the class token."""
+    if len(site.grid) == 1:
+        return (min(1, site.grid[0] - 1),)
+    return tuple(n // 2 for n in site.grid)
+
+
+def checked_position(site: Site, position: tuple[int, ...]) -> tuple[int, ...]:
+    position = tuple(int(i) for i in position)
+    if len(position) != len(site.grid) or any(not 0 <= i < n for i, n in zip(position, site.grid, strict=False)):
+        raise ValueError(f"expected a position within {site.grid} at {site.name}, got {position}")
+    return position
+
+
+def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> Tensor:
+    """Inputs that need no data: half with the 1/f spectrum of photographs, half plain noise, within the bounds."""
+    low, high = target.bounds
+    shape = (count, *target.input_shape)
+    noise = torch.rand(shape, generator=generator, dtype=torch.float64)
+    if len(target.input_shape) == 3 and min(target.input_shape[1:]) >= 8:
+        half = (count + 1) // 2
+        noise[:half] = _pink(noise[:half], generator)
+    return (low + (high - low) * noise).float()
+
+
+def _pink(white: Tensor, generator: torch.Generator) -> Tensor:
+    height, width = white.shape[-2:]
+    frequency = torch.hypot(
+        torch.fft.fftfreq(height, dtype=torch.float64)[:, None],
+        torch.fft.rfftfreq(width, dtype=torch.float64),
+    ).clamp(min=1 / max(height, width))
+    field = torch.fft.irfft2(torch.fft.rfft2(white - 0.5) / frequency, s=(height, width))
+    grey = field.mean(1, keepdim=True)  # colours of photographs go together
+    field = grey + 0.5 * (field - grey)
+    spread = field.flatten(1).std(1).view(-1, 1, 1, 1)
+    brightness = 0.3 + 0.4 * torch.rand(len(white), 1, 1, 1, generator=generator, dtype=torch.float64)
+    pink: Tensor = (brightness + 0.25 * (field - field.mean((-1, -2), keepdim=True)) / spread).clamp(0, 1)
+    return pink
+
+
+def natural_responses(target: Target, site: Site, detectors: Tensor, pixels: Tensor, group: int = 0) -> Tensor:
+    """The largest response of each detector to each input, over all positions: ``(N, D)``."""
+    with evaluation_mode(target.model), torch.no_grad():
+        maps = respond(site, target, layer_input(target, site, pixels), detectors, group)
+    return maps.flatten(2).amax(2) if maps.dim() > 2 else maps

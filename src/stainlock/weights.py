@@ -1,0 +1,140 @@
+"""Weight files into models: safetensors, or PyTorch files read without unpickling code."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from stainlock.errors import FileError, ModelError
+
+PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".tar")
+# Under which name training scripts keep the weights, beside the optimizer and the epoch.
+WRAPPINGS = (
+    "state_dict", "model_state_dict", "model_state", "model", "net", "network", "ema", "model_ema",
+    "state_dict_ema", "params_ema", "params", "weights", "module",
+)  # fmt: skip
+# What DataParallel, torch.compile and training frameworks put before every key.
+PREFIXES = ("module.", "_orig_mod.", "model.")
+SHOWN = 3
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Load a weight file into the model, in the model's own dtypes; on any error the model is as it was."""
+    path = Path(path)
+    own = model.state_dict()
+    found = _strip_prefixes(read_weights(path), own)
+    _check_match(own, found, path)
+    state = {name: found[name].to(tensor.dtype) for name, tensor in own.items() if name in found}
+    _check_finite(state, str(path))
+    # Not strict: batch norm counters may be missing, and nothing else can be after the check above.
+    model.load_state_dict(state, strict=False)
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in a file, out of whatever a training script wrapped around it."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileError(f"expected a weight file, found {'a folder' if path.is_dir() else 'nothing'} at {path}")
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise FileError(f"{path} is not a whole safetensors file ({one_line(error)}): get it again") from error
+    if suffix not in PYTORCH_SUFFIXES:
+        raise FileError(f"expected weights as .safetensors or {', '.join(PYTORCH_SUFFIXES)}, got {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise FileError(
+            f"{path} is damaged, or holds Python objects beside tensors, which are never loaded: "
+            "save model.state_dict() alone, best as .safetensors"
+        ) from error
+    except Exception as error:  # torch.load raises nearly anything on damaged and foreign files
+        raise FileError(
+            f"{path} is not a whole PyTorch file ({one_line(error)}): get it again, or use .safetensors"
+        ) from error
+    state = _unwrap(content)
+    if state is None:
+        raise FileError(f"expected a dict of tensors in {path}, got {_describe(content)}: save model.state_dict()")
+    return state
+
+
+def check_finite(model: nn.Module, source: str = "the model") -> None:
+    """Raise ModelError where a weight is NaN or infinite: every result after it would be worthless."""
+    _check_finite(model.state_dict(), source)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message, short and on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ModelError(f"{source} has NaN or infinite values in {name} ({bad} of {tensor.numel()}): mend them")
+
+
+def _unwrap(content: Any) -> dict[str, Tensor] | None:
+    if not isinstance(content, Mapping) or not content:
+        return None
+    if all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
+        return dict(content)
+    for name in WRAPPINGS:
+        state = _unwrap(content.get(name))
+        if state is not None:
+            return state
+    others = [state for state in map(_unwrap, content.values()) if state is not None]
+    return others[0] if len(others) == 1 else None
+
+
+def _describe(content: Any) -> str:
+    if not isinstance(content, Mapping):
+        return type(content).__name__
+    return f"a dict with {_some([str(key) for key in content])}" if content else "an empty dict"
+
+
+def _strip_prefixes(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in PREFIXES:
+        everywhere = bool(state) and all(name.startswith(prefix) for name in state)
+        if everywhere and not any(name.startswith(prefix) for name in own):
+            stripped = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+            return _strip_prefixes(stripped, own)
+    return state
+
+
+def _check_match(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
+    missing = [name for name in own if name not in found and not _is_counter(name)]
+    unexpected = [name for name in found if name not in own and not _is_counter(name)]
+    unlike = []
+    for name in own.keys() & found.keys():
+        expected, came = own[name], found[name]
+        if expected.shape != came.shape:
+            unlike.append(f"{name} {tuple(came.shape)} where the model has {tuple(expected.shape)}")
+        elif expected.is_floating_point() and not came.is_floating_point():
+            unlike.append(f"{name} {came.dtype} where the model has {expected.dtype}")
+    problems = [("missing", missing), ("unexpected", unexpected), ("not matching", sorted(unlike))]
+    told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
+    if told:
+        raise ModelError(
+            f"{path} does not fit the model: {', '.join(told)}; "
+            "give the weights of this architecture, or the arguments they were trained with"
+        )
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == "num_batches_tracked"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

@@ -1,0 +1,183 @@
+"""The zoo's models are what they claim to be. Skipped where their weights or data are not at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import stainlock  # noqa: F401  makes torchvision importable
+import zoo
+import zoo_check
+import zoo_data
+from stainlock.evaluate import Tensors, evaluate
+from stainlock.graph import trace
+from stainlock.references import load_reference
+from stainlock.target import Target, evaluation_mode
+from zoo_classifiers import CifarResNet, CifarVgg16, PostNormLayer, PostNormViT, pad_like_tensorflow
+from zoo_generative import DcganDiscriminator, DcganGenerator, UNet
+
+FLOORS = {  # accuracy on a few dozen images, some standard errors below the measured one
+    "resnet50": (24, 0.7),
+    "resnet20_cifar10": (100, 0.8),
+    "resnet56_cifar10": (50, 0.8),
+    "vgg16_cifar10": (100, 0.7),
+    "vit_cifar10_torchvision": (100, 0.45),
+    "vit_cifar10": (100, 0.5),
+    "efficientnet_lite0": (20, 0.6),
+}
+
+
+def build(name: str) -> Target:
+    if reason := zoo.missing(name):
+        pytest.skip(reason)
+    target: Target = getattr(zoo, name)()
+    return target
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_model_takes_its_natural_inputs_and_traces(name: str) -> None:
+    target = build(name)
+    assert not any(module.training for module in target.model.modules())
+    pixels, _ = zoo.natural(name, limit=3)
+    assert pixels.shape == (3, *target.input_shape)
+    low, high = target.bounds
+    assert low <= float(pixels.min()) < float(pixels.max()) <= high
+    inputs = target.normalise(pixels)
+    (part,) = trace(target.traced, target.part)
+    traced = fx.GraphModule(part.module, part.graph)
+    with evaluation_mode(target.model), torch.no_grad():
+        expected, found = (run(inputs, *target.extra_inputs) for run in (target.traced, traced))
+    for ours, theirs in zip(tensors(expected), tensors(found), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.isfinite().all()
+        assert float(ours.std()) > 0
+
+
+def tensors(output: Tensor | dict[str, Tensor]) -> list[Tensor]:
+    return [output] if isinstance(output, Tensor) else list(output.values())
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_classifiers_classify(name: str) -> None:
+    target = build(name)
+    images, floor = FLOORS[name]
+    assert evaluate(target, zoo.natural_data(name), limit=images).value >= floor
+
+
+def test_resnet50_reads_rgb() -> None:
+    target = build("resnet50")
+    pixels, labels = zoo.natural("resnet50", limit=24)
+    assert labels is not None
+    right = evaluate(target, Tensors(pixels, labels)).value
+    assert right > evaluate(target, Tensors(pixels.flip(1), labels)).value
+
+
+def test_diffusion_model_predicts_the_noise() -> None:
+    assert zoo_check.diffusion_error(build("ddpm_mnist"), 200) < 0.07
+
+
+def test_diffusion_model_takes_any_batch_at_its_timestep() -> None:
+    target = build("ddpm_mnist")
+    pixels, _ = zoo.natural("ddpm_mnist", limit=4)
+    with torch.no_grad():
+        together = target.predict(pixels)
+        apart = torch.cat([target.predict(image[None]) for image in pixels])
+        stepwise = target.model(pixels, torch.full((4,), zoo.DIFFUSION_STEP))
+    assert torch.allclose(together, apart, atol=1e-5)
+    assert torch.allclose(together, stepwise, atol=1e-5)
+
+
+def test_discriminator_finds_generated_faces_alike_and_noise_not() -> None:
+    discriminator = build("dcgan_faces32_discriminator")
+    faces, _ = zoo.natural("dcgan_faces32_discriminator", limit=32)
+    noise = torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        on_faces, on_noise = discriminator.predict(faces), discriminator.predict(noise)
+    assert float(on_faces.std()) < 0.3 < 1 < float(on_noise.std())
+
+
+@pytest.mark.parametrize("name", ["ssdlite", "ssdlite_plainpad"])
+def test_detectors_find_things(name: str) -> None:
+    assert zoo_check.best_boxes_right(build(name), 8) > 0.5
+
+
+def test_a_zoo_function_is_a_reference() -> None:
+    if reason := zoo.missing("resnet20_cifar10"):
+        pytest.skip(reason)
+    reference = f"{Path(zoo.__file__).parent}/zoo.py:resnet20_cifar10"
+    target = load_reference(reference)
+    assert target.reference == reference
+    assert target.input_shape == (3, 32, 32)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in (zoo, zoo_data):
+        monkeypatch.setattr(module, "SHARED", tmp_path)
+    assert (
+        zoo.missing("resnet50") == "resnet50 needs ../shared/weights/resnet50_imagenet.safetensors, which is not there"
+    )
+    assert not zoo.available("ddpm_mnist")
+
+
+def test_photographs_come_from_foolbox_without_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("foolbox")
+    for module in (zoo, zoo_data):
+        monkeypatch.setattr(module, "SHARED", tmp_path)
+    data = zoo_data.photographs()
+    assert len(data) == 20
+    assert data.labels is not None
+    assert data.labels[0] == 243
+    assert evaluate(build("efficientnet_lite0"), data).value >= 0.6
+
+
+# Architectures: these need no weights
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes"),
+    [
+        (CifarResNet(blocks=3), [(2, 3, 32, 32)]),
+        (CifarVgg16(), [(2, 3, 32, 32)]),
+        (PostNormViT(), [(2, 3, 32, 32)]),
+        (DcganGenerator(), [(2, 100, 1, 1)]),
+        (DcganDiscriminator(), [(2, 3, 32, 32)]),
+        (UNet(), [(2, 1, 28, 28), (1,)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_architectures_trace(model: nn.Module, shapes: list[tuple[int, ...]]) -> None:
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.rand(shape, generator=generator) for shape in shapes]
+    with evaluation_mode(model), torch.no_grad():
+        assert torch.equal(fx.symbolic_trace(model)(*inputs), model(*inputs))
+
+
+def test_post_norm_layer_is_pytorchs() -> None:
+    theirs = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    ours = PostNormLayer(16, 4, 32).eval()
+    ours.load_state_dict(theirs.state_dict())
+    tokens = torch.rand(2, 5, 16)
+    with torch.no_grad():
+        assert torch.allclose(ours(tokens), theirs(tokens), atol=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "size"), [(3, 8), (3, 7), (5, 8), (5, 9)])
+def test_padding_is_tensorflows(kernel: int, size: int) -> None:
+    """SAME: ⌈size/2⌉ outputs, the surplus of the padding after the last pixel."""
+    model = nn.Sequential(nn.Conv2d(1, 1, kernel, stride=2, padding=kernel // 2, bias=False))
+    nn.init.ones_(model[0].weight)
+    names = list(model.state_dict())
+    image = torch.ones(1, 1, size, size)
+    pad_like_tensorflow(model, image)
+    assert list(model.state_dict()) == names
+    with torch.no_grad():
+        counts = model(image)[0, 0, 0] / model(image)[0, 0, 0].max()
+    starts = range(0, 2 * len(counts), 2)
+    surplus = max((len(counts) - 1) * 2 + kernel - size, 0)
+    covered = [sum(0 <= start - surplus // 2 + tap < size for tap in range(kernel)) for start in starts]
+    assert len(counts) == -(-size // 2)
+    assert torch.allclose(counts, torch.tensor(covered) / max(covered))
