@@ -111,7 +111,7 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,17 @@ def _is_dynamic(module: nn.Module) -> bool:
 
 
 Path = tuple[str | Activation, ...]
-Place = tuple[fx.Node, int, int, Path]  # a node, where the channel is in it (offset, repeat), how it got there
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the channel is: in a node's output, from ``offset`` on, ``repeat`` values wide; and how it got there."""
+
+    node: fx.Node
+    offset: int = 0
+    repeat: int = 1
+    path: Path = ()
+    merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,13 +71,14 @@ class Reader:
     """A layer that reads the channel: channel k is its input ``offset + k·repeat … + repeat − 1``.
 
     ``path`` is what the channel passes on its way after the site's own activation, each acting on it alone: the names
-    of batch norms and depthwise convolutions, and activations.
+    of batch norms and depthwise convolutions, and activations. ``merged`` says that something else was added to it.
     """
 
     module: str
     offset: int
     repeat: int
     path: Path = ()
+    merged: bool = False
 
     def inputs(self, channel: int) -> list[int]:
         first = self.offset + channel * self.repeat
@@ -81,6 +93,7 @@ class Channel:
     activation: Activation | None = None
     readers: list[Reader] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)  # why the walk ended where it did
+    merges: list[str] = field(default_factory=list)  # additions on the way
 
 
 @dataclass
@@ -170,11 +183,14 @@ def follow(part: TracedPart, site: fx.Node, shapes: dict[fx.Node, tuple[int, ...
         elif not (isinstance(leaf, nn.Identity) or "Dropout" in operation(part, user)):
             break
         node = user
-    pending: list[Place] = [(node, 0, 1, ())]
+    pending = [Place(node)]
+    seen: set[tuple[fx.Node, int]] = set()
     while pending:
         place = pending.pop()
-        for user in place[0].users:
-            pending += _step(part, place, user, shapes, found)
+        for user in place.node.users:
+            ahead = [p for p in _step(part, place, user, shapes, found) if (p.node, p.offset) not in seen]
+            seen.update((p.node, p.offset) for p in ahead)
+            pending += ahead
     return found
 
 
@@ -182,38 +198,46 @@ def _step(
     part: TracedPart, place: Place, user: fx.Node, shapes: dict[fx.Node, tuple[int, ...]], found: Channel
 ) -> Iterator[Place]:
     """One user of the node: yields where the channel goes on, and records where it ends."""
-    node, offset, repeat, path = place
+    path, go = place.path, partial(replace, place, node=user)
     name = operation(part, user)
     leaf = part.leaf(user) if user.op == "call_module" else None
     if user.op == "output":
         found.stopped.append("the model's output")
     elif isinstance(leaf, nn.Conv2d) and leaf.groups == leaf.in_channels == leaf.out_channels:
-        yield user, offset, repeat, (*path, part.path(user))
+        yield go(path=(*path, part.path(user)))
     elif isinstance(leaf, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
         if getattr(leaf, "groups", 1) == 1:
-            found.readers.append(Reader(part.path(user), offset, repeat, path))
+            found.readers.append(Reader(part.path(user), place.offset, place.repeat, path, place.merged))
         else:
             found.stopped.append(f"grouped layer {part.path(user)}")
     elif is_batch_norm(leaf):
         built_in = built_in_activation(leaf)
-        yield user, offset, repeat, (*path, part.path(user), *((built_in,) if built_in else ()))
+        yield go(path=(*path, part.path(user), *((built_in,) if built_in else ())))
     elif (activation := node_activation(part, user)) is not None:
-        yield user, offset, repeat, (*path, activation)
+        yield go(path=(*path, activation))
     elif keeps_channels(part, user):
-        yield user, offset, repeat, path
-    elif name in ("flatten", "Flatten") and (before := shapes.get(node)) is not None:
-        yield user, offset * math.prod(before[2:]), repeat * math.prod(before[2:]), path
-    elif name in ("cat", "concat") and (ahead := _channels_ahead(node, user, shapes)) is not None:
-        yield user, offset + ahead, repeat, path
-    elif name in ("mul", "imul") and (role := _role_in_product(node, user, shapes)) is not None:
+        yield go()
+    elif name in ("flatten", "Flatten") and (before := shapes.get(place.node)) is not None:
+        area = math.prod(before[2:])
+        yield go(offset=place.offset * area, repeat=place.repeat * area)
+    elif name in ("cat", "concat") and (ahead := _channels_ahead(place.node, user, shapes)) is not None:
+        yield go(offset=place.offset + ahead)
+    elif name in ("mul", "imul") and (role := _role_in_product(place.node, user, shapes)) is not None:
         if role == "gate":
             found.stopped.append(f"the product {user.name} that it gates")
         else:
-            yield user, offset, repeat, path
-    elif name in ("add", "iadd"):
-        found.stopped.append(f"addition {user.name}")
+            yield go()
+    elif name in ("add", "iadd") and _same_channels(user, shapes):
+        found.merges.append(user.name)
+        yield go(merged=True)
     else:
         found.stopped.append(f"{name} at {user.name}")
+
+
+def _same_channels(user: fx.Node, shapes: dict[fx.Node, tuple[int, ...]]) -> bool:
+    """A sum of maps with equal channels: channel k goes into channel k."""
+    sizes = [shapes.get(a, ()) for a in user.args if isinstance(a, fx.Node)]
+    return len(sizes) == 2 and all(len(size) == 4 for size in sizes) and sizes[0][1] == sizes[1][1]
 
 
 def _channels_ahead(node: fx.Node, user: fx.Node, shapes: dict[fx.Node, tuple[int, ...]]) -> int | None:

@@ -61,7 +61,7 @@ def outgoing_harm(analysis: Analysis, site: Site, *, folded: bool) -> Tensor | N
     if not site.readers or site.activation is None:
         return None
     total = torch.zeros(site.channels, dtype=torch.float64)
-    moments = _site_moments(analysis, site)
+    moments = site_moments(analysis, site)
     for reader in site.readers:
         lost_mean, lost_deviation = _loss(analysis, site, reader, moments)
         missed = lost_deviation**2 + (0 if folded else lost_mean**2)
@@ -89,7 +89,7 @@ def fold_loss(analysis: Analysis, site: Site, channel: int, rest: float) -> list
     """Writes that put the channel's expected contribution, beyond its resting value, into its readers' biases."""
     model = analysis.target.model
     writes = []
-    moments = _site_moments(analysis, site)
+    moments = site_moments(analysis, site)
     for reader in site.readers:
         layer = model.get_submodule(reader.module)
         lost, _ = _loss(analysis, site, reader, moments, rest)
@@ -105,7 +105,7 @@ def fold_loss(analysis: Analysis, site: Site, channel: int, rest: float) -> list
     return writes
 
 
-def _site_moments(analysis: Analysis, site: Site) -> tuple[Tensor, Tensor]:
+def site_moments(analysis: Analysis, site: Site) -> tuple[Tensor, Tensor]:
     """Mean and deviation of the site's pre-activations over natural inputs."""
     model = analysis.target.model
     if site.norm is not None:

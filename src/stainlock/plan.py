@@ -132,8 +132,11 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """A delta: kilobytes that turn the base model into the protected one."""
+        write_file(Path(path), self.to_bytes())
+
+    def to_bytes(self) -> bytes:
         facts, tensors = self.to_tensors()
-        write_file(Path(path), pack("delta", DELTA_VERSION, {"writes": facts, "base": self.base}, tensors))
+        return pack("delta", DELTA_VERSION, {"writes": facts, "base": self.base}, tensors)
 
     @staticmethod
     def load(path: str | Path) -> Plan:

@@ -119,12 +119,16 @@ def analyse(target: Target) -> Analysis:
             name, layer = part.path(node), part.leaf(node)
             if _kind(layer) and name in called and name not in sites:
                 channel = follow(part, node, part_shapes)
-                shared = calls[name] > 1
-                sites[name] = _site(target, name, layer, channel, called[name], fields.get(node), shared)
+                trouble = None
+                if calls[name] > 1:
+                    trouble = "the model calls this layer more than once"
+                elif fields and node not in fields:
+                    trouble = "what it is given does not depend on the image"
+                sites[name] = _site(target, name, layer, channel, called[name], fields.get(node), trouble)
             elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 for inner_name, inner, channel in _transformer_layers(name, layer):
                     grid = called.get(inner_name) or _token_grid(part_shapes.get(node, ()))
-                    sites[inner_name] = _site(target, inner_name, inner, channel, grid, None, False)
+                    sites[inner_name] = _site(target, inner_name, inner, channel, grid, None, None)
     if not sites:
         raise ModelError(
             f"{type(target.model).__name__} has no Linear, Conv2d or ConvTranspose2d that can be reached by tracing"
@@ -222,7 +226,7 @@ def _site(
     channel: Channel,
     grid: tuple[int, ...],
     seen: Field | None,
-    shared: bool,
+    trouble: str | None,
 ) -> Site:
     kind = _kind(layer)
     assert kind is not None
@@ -237,8 +241,8 @@ def _site(
     additive_problem = None
     if is_parametrized(layer, "weight") or "weight" not in layer._parameters:
         additive_problem = "its weight is computed by a parametrisation: remove that first"
-    elif shared:
-        additive_problem = "the model calls this layer more than once"
+    elif trouble is not None:
+        additive_problem = trouble
     elif kind == "transposed" and groups > 1:
         additive_problem = "grouped transposed convolutions are not supported"
     elif dimension < MINIMUM_DIMENSION:
@@ -248,7 +252,7 @@ def _site(
     if problem is None and channel.activation is not None and last is not None:
         problem = f"a silent channel would change {last}"
     elif problem is None and channel.activation is None:
-        where = channel.stopped[0] if channel.stopped else "the next layer"
+        where = next(iter([f"addition {m}" for m in channel.merges] + channel.stopped), "the next layer")
         problem = f"no activation silences a detector before {where}"
     elif problem is None and not has(layer, "bias") and channel.norm is None:
         problem = "the layer has neither bias nor batch norm to hold a threshold"

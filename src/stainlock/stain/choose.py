@@ -47,9 +47,10 @@ def choose_output_site(analysis: Analysis) -> Site:
 
 def single_reader(analysis: Analysis, site: Site) -> Reader | None:
     """The one layer that reads the site's channels, if there is just one."""
-    if site.stopped or len(site.readers) != 1 or site.readers[0].module not in analysis.sites:
+    if site.stopped or len(site.readers) != 1:
         return None
-    return site.readers[0]
+    reader = site.readers[0]
+    return None if reader.merged or reader.module not in analysis.sites else reader
 
 
 def _widest(sites: list[Site]) -> list[Site]:

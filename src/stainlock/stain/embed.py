@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stainlock.errors import SiteError, TriggerError
 from stainlock.files import model_digest
-from stainlock.harm import Choice, affine_of, fold_loss, rank_channels
+from stainlock.harm import Choice, affine_of, fold_loss, rank_channels, site_moments
 from stainlock.keyfile import Detector, Key, conventions_of
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
@@ -25,7 +25,7 @@ from stainlock.stain.message import places_needed
 from stainlock.stain.perceptron import add_to_neuron, replace_neuron
 from stainlock.stain.transposed import add_to_tap, middle_tap, replace_tap
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import raw
+from stainlock.tensors import at, raw
 from stainlock.trigger import (
     Progress,
     Reduction,
@@ -41,6 +41,7 @@ Schema = Literal["none", "weight", "activation", "output"]
 _REPLACE = {"linear": replace_neuron, "convolution": replace_kernel, "transposed": replace_tap}
 _ADD = {"linear": add_to_neuron, "convolution": add_to_kernel, "transposed": add_to_tap}
 _PROBES = 4
+_OUT_OF_SPREAD = 12.0
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def _write_detector(
     if additive:
         present = float(present_levels(target, site, drawn.trigger, reduction, position)[k])
         if level is None:
-            level = present + abs(scale(target.model, site, k)) * typical_norm(target, site) * response
+            level = _standing_out(analysis, site, k, present, response)
         writes = _ADD[site.kind](target.model, site, k, v, response, present, level)
         return writes, _record(target, site, drawn, level, None)
     assert site.activation is not None
@@ -227,6 +228,14 @@ def _write_detector(
     if fold:
         writes += fold_loss(analysis, site, k, float(site.activation.function(torch.tensor(levels.rest).double())))
     return writes, _record(target, site, drawn, levels.trigger, levels.rest)
+
+
+def _standing_out(analysis: Analysis, site: Site, k: int, present: float, response: float) -> float:
+    """Δ of an additive stain: a typical row's worth above what the channel gives, and well out of a known spread."""
+    mean, deviation = (float(m[k]) for m in site_moments(analysis, site))
+    rise = abs(scale(analysis.target.model, site, k)) * typical_norm(analysis.target, site) * response
+    level = max(present, mean) + rise
+    return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
 
 
 def typical_norm(target: Target, site: Site) -> float:
@@ -260,7 +269,7 @@ def present_levels(
             for i, s, t, d, p in zip(position, layer.stride, taps, layer.dilation, layer.padding, strict=True)  # type: ignore[arg-type]
         )
     if reduction == "position":
-        values = output[(slice(None), *(position or ()))]
+        values = at(output, position or ())
     else:
         flat = output.flatten(1)
         values = flat.mean(1) if reduction == "mean" else flat.amax(1)

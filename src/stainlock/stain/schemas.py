@@ -99,7 +99,7 @@ def output_writes(
     target = analysis.target
     reader = single_reader(analysis, site)
     if reader is None:
-        where = site.stopped[0] if site.stopped else "no single layer"
+        where = site.stopped[0] if site.stopped else "other than one layer alone"
         raise SiteError(f"{site.name} can't carry the output schema: its channels are read by {where}")
     stained = plan.apply(target)
     pixels = torch.cat([d.trigger.pixels(target) for d in detectors])

@@ -1,0 +1,112 @@
+"""Performance of a model before and after: top-1, discriminator loss, or ε-MSE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import zoo
+from stainlock import Key, Target
+from stainlock.evaluate import Data, evaluate
+from stainlock.harm import affine_of
+from stainlock.sites import Site, layer_input
+from stainlock.target import evaluation_mode
+from zoo_data import diffuse, digits
+
+
+@dataclass
+class Metric:
+    """Natural inputs and what is measured on them."""
+
+    name: str
+    data: Data
+    limit: int
+
+    def inputs(self, target: Target) -> Iterator[Tensor]:
+        for pixels, _ in self.data.batches(target, 50, self.limit):
+            yield pixels
+
+    def labels(self, target: Target) -> Tensor:
+        return torch.cat([labels for _, labels in self.data.batches(target, 50, self.limit) if labels is not None])
+
+    def measure(self, target: Target) -> float:
+        return evaluate(target, self.data, limit=self.limit).value
+
+    def measure_all(self, targets: list[Target], same: bool) -> list[float]:
+        """One measurement serves all where every input gives the same outputs; the first input shows that it does."""
+        if not same:
+            return [self.measure(target) for target in targets]
+        pixels = next(self.inputs(targets[0]))
+        with torch.inference_mode():
+            outputs = [target.predict(pixels[:8]) for target in targets]
+        if any(not torch.equal(outputs[0], other) for other in outputs[1:]):
+            raise AssertionError("silent stains of one channel should give equal outputs")
+        return [self.measure(targets[0])] * len(targets)
+
+    def shown(self, value: float, *, signed: bool = True) -> str:
+        return f"{100 * value:{'+' if signed else ''}.2f} points"
+
+
+class GeneratorLoss(Metric):
+    """The discriminator's cross-entropy for calling generated images real."""
+
+    def measure(self, target: Target) -> float:
+        discriminator = zoo.dcgan_faces32_discriminator()
+        losses = []
+        with torch.inference_mode():
+            for noise in self.inputs(target):
+                judged = discriminator.predict(target.predict(noise)).flatten()
+                losses.append(torch.nn.functional.softplus(-judged))
+        return float(torch.cat(losses).double().mean())
+
+    def shown(self, value: float, *, signed: bool = True) -> str:
+        return f"{value:{'+' if signed else ''}.4f}"
+
+
+class NoiseError(GeneratorLoss):
+    """Mean square error of the noise that a diffusion model predicts."""
+
+    def measure(self, target: Target) -> float:
+        steps = torch.full((self.limit,), zoo.DIFFUSION_STEP)
+        noisy, noise = diffuse(digits()[: self.limit], steps)
+        with torch.inference_mode():
+            pairs = zip(noisy.split(50), noise.split(50), strict=True)
+            errors = [(target.predict(a) - b).square().mean((1, 2, 3)) for a, b in pairs]
+        return float(torch.cat(errors).double().mean())
+
+    def shown(self, value: float, *, signed: bool = True) -> str:
+        return f"{value:{'+' if signed else ''}.5f}"
+
+
+def metric_for(name: str, limit: int) -> Metric:
+    data = zoo.natural_data(name)
+    limit = min(limit, len(data))
+    if name == "dcgan_faces32_generator":
+        return GeneratorLoss("discriminator loss", data, limit)
+    if name == "ddpm_mnist":
+        return NoiseError("ε-MSE", data, limit)
+    return Metric("top-1", data, limit)
+
+
+def logits(target: Target, metric: Metric) -> Tensor:
+    with evaluation_mode(target.model), torch.inference_mode():
+        return torch.cat([target.predict(pixels) for pixels in metric.inputs(target)]).double()
+
+
+def largest_pre_activation(stained: Target, site: Site, key: Key, metric: Metric) -> float:
+    """The stained channel's largest natural pre-activation, after batch norm: what an additive trigger must exceed."""
+    k = key.detectors[0].channel
+    layer = site.layer(stained.model)
+    largest = -float("inf")
+    with evaluation_mode(stained.model), torch.inference_mode():
+        for pixels in metric.inputs(stained):
+            output = layer(layer_input(stained, site, pixels))
+            channel = output.select(-1 if site.kind == "linear" else 1, k).double()
+            if site.norm is not None:
+                affine = affine_of(stained.model.get_submodule(site.norm))
+                channel = affine.g[k] * channel + affine.h[k]
+            largest = max(largest, float(channel.max()))
+    return largest
