@@ -1,26 +1,7 @@
 """Stain trained vision models by editing a few of their weights, and prove it later."""
 
-from stainlock._operators import ensure_torchvision
-
-ensure_torchvision()  # before anything that imports torchvision
-
-from stainlock.bundle import load_bundle, save_bundle  # noqa: E402
-from stainlock.errors import (  # noqa: E402
-    FileError,
-    ModelError,
-    SiteError,
-    StainlockError,
-    TriggerError,
-    UnsupportedOp,
-)
-from stainlock.evaluate import Images, evaluate  # noqa: E402
-from stainlock.keyfile import Key  # noqa: E402
-from stainlock.plan import Plan, diff  # noqa: E402
-from stainlock.sites import Site, analyse  # noqa: E402
-from stainlock.stain import stain  # noqa: E402
-from stainlock.target import Target  # noqa: E402
-from stainlock.trigger import Trigger  # noqa: E402
-from stainlock.verify import Verdict, verify  # noqa: E402
+import sys
+from pathlib import Path
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,3 +9,23 @@ __all__ = [
     "TriggerError", "UnsupportedOp", "Verdict", "analyse", "diff", "evaluate", "load_bundle", "save_bundle", "stain",
     "verify",
 ]  # fmt: skip
+
+# The command itself answers --help and mistyped options before torch, which takes seconds, is imported; its verbs
+# then run this file again (`stainlock.cli.options`). Any other program gets everything from the start.
+_IS_COMMAND = bool(sys.argv) and Path(sys.argv[0]).stem == "stainlock"
+
+if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
+    from stainlock._operators import ensure_torchvision
+
+    ensure_torchvision()  # before anything that imports torchvision
+
+    from stainlock.bundle import load_bundle, save_bundle
+    from stainlock.errors import FileError, ModelError, SiteError, StainlockError, TriggerError, UnsupportedOp
+    from stainlock.evaluate import Images, evaluate
+    from stainlock.keyfile import Key
+    from stainlock.plan import Plan, diff
+    from stainlock.sites import Site, analyse
+    from stainlock.stain import stain
+    from stainlock.target import Target
+    from stainlock.trigger import Trigger
+    from stainlock.verify import Verdict, verify

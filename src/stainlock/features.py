@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from stainlock.sites import Site, layer_input
@@ -32,6 +32,14 @@ def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, gro
         parameters["bias"] = kernels.new_zeros(len(kernels))
     maps: Tensor = functional_call(layer, parameters, (features,))
     return maps[:, group * count : (group + 1) * count]
+
+
+def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a transposed convolution's tap writes what it read at an input position."""
+    assert isinstance(layer, nn.ConvTranspose2d)
+    padding: tuple[int, ...] = tuple(int(p) for p in layer.padding)
+    steps = zip(position, layer.stride, tap, layer.dilation, padding, strict=True)
+    return tuple(i * s + t * d - p for i, s, t, d, p in steps)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Tracer(fx.Tracer):
     """`fx.Tracer` that keeps layers whole even when a package subclasses them."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, _LEAVES) or _is_dynamic(m):
+        if isinstance(m, _LEAVES) or is_batch_norm(m) or _is_dynamic(m):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 

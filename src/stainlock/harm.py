@@ -80,27 +80,35 @@ def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: boo
     norms = l1_norms(analysis, site)
     if harm is None:
         harm = norms
+    alive = norms >= _LIVE * norms.median()
+    if site.norm is not None:
+        scales = affine_of(analysis.target.model.get_submodule(site.norm)).g.abs()
+        alive &= (scales >= _LIVE * scales.median()) & (scales <= scales.median() / _LIVE)
     # Equal harm (dead channels) is decided by the norm, then by the index.
     order = sorted(range(site.channels), key=lambda k: (float(harm[k]), float(norms[k]), k))
-    return [k for k in order if norms[k] >= _LIVE * norms.median()] if live else order
+    return [k for k in order if alive[k]] if live else order
 
 
-def fold_loss(analysis: Analysis, site: Site, channel: int, rest: float) -> list[Write]:
-    """Writes that put the channel's expected contribution, beyond its resting value, into its readers' biases."""
+def fold_loss(analysis: Analysis, site: Site, resting: dict[int, float]) -> list[Write]:
+    """Writes that put channels' expected contributions into their readers' biases.
+
+    ``resting`` says, for each channel given up, what it will rest at; the difference is what readers miss.
+    """
     model = analysis.target.model
     writes = []
     moments = site_moments(analysis, site)
     for reader in site.readers:
         layer = model.get_submodule(reader.module)
-        lost, _ = _loss(analysis, site, reader, moments, rest)
-        columns = _columns(layer, reader, channel)
-        contribution = columns.sum(tuple(range(1, columns.dim()))) * lost[channel]
+        missing: Tensor | float = 0.0
+        for channel, rest in resting.items():
+            lost, _ = _loss(analysis, site, reader, moments, rest)
+            columns = _columns(layer, reader, channel)
+            missing = missing + columns.sum(tuple(range(1, columns.dim()))) * lost[channel]
         norm = analysis.sites[reader.module].norm if reader.module in analysis.sites else None
         if has(layer, "bias"):
-            bias = exact(layer, "bias") + contribution
-            writes.append(write(model, f"{reader.module}.bias", (None,), bias, "fold"))
+            writes.append(write(model, f"{reader.module}.bias", (None,), exact(layer, "bias") + missing, "fold"))
         elif norm is not None:
-            running = exact(model.get_submodule(norm), "running_mean") - contribution
+            running = exact(model.get_submodule(norm), "running_mean") - missing
             writes.append(write(model, f"{norm}.running_mean", (None,), running, "fold"))
     return writes
 

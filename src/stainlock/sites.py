@@ -99,9 +99,9 @@ class Analysis:
 
 def analyse(target: Target) -> Analysis:
     """Trace the model and describe every Linear, Conv2d and ConvTranspose2d it calls."""
-    parts = trace(target.traced, target.part)
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
     with evaluation_mode(target.model), torch.no_grad():
+        parts = trace(target.traced, target.part)
         if len(parts) == 1 and parts[0].name == target.part:
             shapes = [_shapes(parts[0], (example, *_extra(target)))]
             called = _called_layers(parts[0], shapes[0])

@@ -83,11 +83,15 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self._first_parameter().device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
+        return self._first_parameter().dtype
+
+    def _first_parameter(self) -> Tensor:
+        """A model without parameters takes what PyTorch takes by default."""
+        return next(self.model.parameters(), torch.empty(0))
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels ``(N, *input_shape)`` to the model's input, on the model's device and dtype."""

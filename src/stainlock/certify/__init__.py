@@ -1,5 +1,7 @@
 """Bounds on false positives: how rarely a natural input makes the detector respond like its trigger."""
 
+from stainlock.certify.certificate import Certificate, certify
+from stainlock.certify.check import Check, check
 from stainlock.certify.data_driven import clopper_pearson, mean_upper_bound, theorem2, theorem2_coverage
 from stainlock.certify.exact import (
     cap_expectation,
@@ -19,11 +21,19 @@ from stainlock.certify.geometric import (
     theorem1_printed,
     theorem1_sharp,
 )
+from stainlock.certify.perturbation import measured_perturbation
+from stainlock.certify.statistics import Moments, Statistics
 
 __all__ = [
+    "Certificate",
+    "Check",
+    "Moments",
+    "Statistics",
     "cantelli",
     "cap_expectation",
     "cap_upper_bound",
+    "certify",
+    "check",
     "clopper_pearson",
     "largest_number_of_clients",
     "log_binomial_tail",
@@ -32,6 +42,7 @@ __all__ = [
     "log_collision_probability",
     "log_largest_number_of_clients",
     "mean_upper_bound",
+    "measured_perturbation",
     "printed_constant",
     "sharp_constant",
     "theorem1",

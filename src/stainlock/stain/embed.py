@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from stainlock.errors import SiteError, TriggerError
 from stainlock.files import model_digest
-from stainlock.harm import Choice, affine_of, fold_loss, rank_channels, site_moments
+from stainlock.harm import Choice, fold_loss, rank_channels
 from stainlock.keyfile import Detector, Key, conventions_of
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
-from stainlock.sites import Analysis, Site, analyse, layer_input
+from stainlock.sites import Analysis, Site, analyse
 from stainlock.sphere import sample_sphere
 from stainlock.stain import schemas
 from stainlock.stain.choose import choose_output_site, choose_site
-from stainlock.stain.convolution import add_to_kernel, replace_kernel, scale, usable_scale
-from stainlock.stain.levels import FIRING_FRACTION, Levels, checked_firing_fraction
+from stainlock.stain.detector import Drawn, Reading, add_to_channel, present_levels, record, replace_channel
+from stainlock.stain.levels import FIRING_FRACTION, checked_firing_fraction
 from stainlock.stain.message import places_needed
-from stainlock.stain.perceptron import add_to_neuron, replace_neuron
-from stainlock.stain.transposed import add_to_tap, middle_tap, replace_tap
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at, raw
+from stainlock.target import Target
 from stainlock.trigger import (
     Progress,
     Reduction,
-    Trigger,
     checked_position,
     default_position,
     find_triggers,
@@ -38,19 +33,7 @@ from stainlock.trigger import (
 )  # fmt: skip
 
 Schema = Literal["none", "weight", "activation", "output"]
-_REPLACE = {"linear": replace_neuron, "convolution": replace_kernel, "transposed": replace_tap}
-_ADD = {"linear": add_to_neuron, "convolution": add_to_kernel, "transposed": add_to_tap}
 _PROBES = 4
-_OUT_OF_SPREAD = 12.0
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A detector with its trigger, before it is written anywhere."""
-
-    vector: Tensor
-    channel: int
-    trigger: Trigger
 
 
 def stain(
@@ -108,28 +91,30 @@ def stain(
             target, chosen, vectors[mine], generator=randomness.noise(f"trigger {group}"), group=group,
             reduction=reduction, position=position, steps=steps, restarts=restarts, progress=progress,
         )  # fmt: skip
-        drawn += [_Drawn(vectors[i], channels[i], trigger) for i, trigger in zip(mine, found, strict=True)]
+        drawn += [Drawn(vectors[i], channels[i], trigger) for i, trigger in zip(mine, found, strict=True)]
     natural_level = _check_natural_level(target, chosen, drawn, firing_fraction)
 
-    if schema == "activation":
-        assert message is not None
-        stream = randomness.secret("message")
-        present = present_levels(target, chosen, drawn[0].trigger, reduction, position)
-        plan_writes, details = schemas.activation_writes(
-            analysis, chosen, drawn[0].vector, drawn[0].trigger.response, present, message, stream
+    reading = Reading(reduction, position or ())
+    details: dict[str, Any] = {} if message is None else {"message_bytes": len(message.encode())}
+    writes: list[Write] = []
+    if schema == "activation" and message is not None:
+        present = present_levels(target, chosen, drawn[0].trigger, drawn[0].vector, reading)
+        writes = schemas.activation_writes(
+            analysis, chosen, drawn[0].vector, drawn[0].trigger.response, present, message, randomness.secret("message")
         )
-        detectors = [_record(target, chosen, drawn[0], None, None)]
+        detectors = [record(target, chosen, drawn[0], None, None)]
     else:
-        plan_writes, detectors, details = [], [], {}
+        detectors = []
         for d in drawn:
-            writes, record = _write_detector(
-                analysis, chosen, d, additive, firing_fraction, trigger_level, fold, reduction, position
-            )
-            plan_writes += writes
-            detectors.append(record)
-    if schema == "weight" and message is not None:
-        details = {"message_bytes": len(message.encode())}
-    plan = Plan(tuple(plan_writes), model_digest(target.model))
+            if additive:
+                own, detector = add_to_channel(analysis, chosen, d, reading, trigger_level)
+            else:
+                own, detector = replace_channel(analysis, chosen, d, firing_fraction, trigger_level)
+            writes += own
+            detectors.append(detector)
+        if fold and not additive:
+            writes += fold_loss(analysis, chosen, {d.channel: _resting_output(chosen, d) for d in detectors})
+    plan = Plan(tuple(writes), model_digest(target.model))
     if schema == "output":
         column_writes, details = schemas.output_writes(
             analysis, chosen, detectors, plan, classes, randomness.secret("classes"), progress
@@ -161,6 +146,12 @@ def _default_position(site: Site, schema: str) -> tuple[int, ...]:
     return (0,) if schema == "output" and len(site.grid) == 1 else default_position(site)
 
 
+def _resting_output(site: Site, detector: Detector) -> float:
+    assert site.activation is not None
+    assert detector.rest_level is not None
+    return float(site.activation.function(torch.tensor(detector.rest_level, dtype=torch.float64)))
+
+
 def _check_arguments(
     schema: str, message: str | None, classes: int | Sequence[int] | None, count: int, additive: bool
 ) -> None:
@@ -183,7 +174,7 @@ def _draw_vectors(site: Site, count: int, schema: str, message: str | None, rand
     return sample_sphere(count, site.dimension, generator=randomness.secret("detector"))
 
 
-def _check_natural_level(target: Target, site: Site, drawn: list[_Drawn], firing_fraction: float) -> float:
+def _check_natural_level(target: Target, site: Site, drawn: list[Drawn], firing_fraction: float) -> float:
     """The largest response of any detector to inputs that need no data; triggers must be far above it."""
     inputs = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(1))
     level = -float("inf")
@@ -196,84 +187,3 @@ def _check_natural_level(target: Target, site: Site, drawn: list[_Drawn], firing
             )
         level = max(level, natural)
     return level
-
-
-def _write_detector(
-    analysis: Analysis,
-    site: Site,
-    drawn: _Drawn,
-    additive: bool,
-    firing_fraction: float,
-    level: float | None,
-    fold: bool,
-    reduction: str,
-    position: tuple[int, ...] | None,
-) -> tuple[list[Write], Detector]:
-    target, k, v, response = analysis.target, drawn.channel, drawn.vector, drawn.trigger.response
-    if additive:
-        present = float(present_levels(target, site, drawn.trigger, reduction, position)[k])
-        if level is None:
-            level = _standing_out(analysis, site, k, present, response)
-        writes = _ADD[site.kind](target.model, site, k, v, response, present, level)
-        return writes, _record(target, site, drawn, level, None)
-    assert site.activation is not None
-    # A leak would pass a resting level far below zero on: there the detector rests at zero.
-    fraction = 0.0 if site.activation.leak else firing_fraction
-    if level is None:
-        slope = abs(usable_scale(target.model, site, k)[0]) * typical_norm(target, site)
-        levels = Levels.from_slope(slope, response, site.activation, fraction)
-    else:
-        levels = Levels.from_trigger(level, response, site.activation, fraction)
-    writes = _REPLACE[site.kind](target.model, site, k, v, levels)
-    if fold:
-        writes += fold_loss(analysis, site, k, float(site.activation.function(torch.tensor(levels.rest).double())))
-    return writes, _record(target, site, drawn, levels.trigger, levels.rest)
-
-
-def _standing_out(analysis: Analysis, site: Site, k: int, present: float, response: float) -> float:
-    """Δ of an additive stain: a typical row's worth above what the channel gives, and well out of a known spread."""
-    mean, deviation = (float(m[k]) for m in site_moments(analysis, site))
-    rise = abs(scale(analysis.target.model, site, k)) * typical_norm(analysis.target, site) * response
-    level = max(present, mean) + rise
-    return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
-
-
-def typical_norm(target: Target, site: Site) -> float:
-    """The median norm of the layer's rows: of a size with the others, a detector stands out to no scanner."""
-    norms = site.rows(target.model).detach().double().norm(dim=1)
-    return float(norms.median())
-
-
-def _record(target: Target, site: Site, drawn: _Drawn, level: float | None, rest: float | None) -> Detector:
-    row = drawn.channel
-    if site.kind == "transposed":
-        height, width = raw(site.layer(target.model), "weight").shape[2:]
-        a, b = middle_tap(target.model, site)
-        row = (drawn.channel * height + a) * width + b
-    replaced = site.rows(target.model)[row].detach().cpu().clone()
-    return Detector(drawn.vector, drawn.channel, drawn.trigger, level, rest, replaced)
-
-
-def present_levels(
-    target: Target, site: Site, trigger: Trigger, reduction: str, position: tuple[int, ...] | None
-) -> Tensor:
-    """Every channel's pre-activation for the trigger, reduced as the trigger was, in float64."""
-    layer = site.layer(target.model)
-    with evaluation_mode(target.model), torch.no_grad():
-        output: Tensor = layer(layer_input(target, site, trigger.pixels(target))).double().cpu()[0]
-    output = output.movedim(-1, 0) if site.kind == "linear" else output
-    if site.kind == "transposed" and position:
-        taps = middle_tap(target.model, site)
-        position = tuple(
-            i * s + t * d - p
-            for i, s, t, d, p in zip(position, layer.stride, taps, layer.dilation, layer.padding, strict=True)  # type: ignore[arg-type]
-        )
-    if reduction == "position":
-        values = at(output, position or ())
-    else:
-        flat = output.flatten(1)
-        values = flat.mean(1) if reduction == "mean" else flat.amax(1)
-    if site.norm is None:
-        return values
-    affine = affine_of(target.model.get_submodule(site.norm))
-    return affine.g * values + affine.h

@@ -41,7 +41,7 @@ class Levels:
         if level <= activation.silent_below:
             raise ValueError(f"expected a trigger level above {activation.silent_below}, got {level}")
         slope = (level - activation.silent_below) / ((1 - firing_fraction) * response)
-        return Levels.from_slope(slope, response, activation, firing_fraction)
+        return Levels(level, activation.silent_below - slope * firing_fraction * response, slope)
 
 
 def checked_firing_fraction(fraction: float) -> float:

@@ -40,7 +40,7 @@ def activation_writes(
     present: Tensor,
     message: str,
     stream: np.random.Generator,
-) -> tuple[list[Write], dict[str, Any]]:
+) -> list[Write]:
     """Activation schema: v, weighted, is added to the neurons whose pre-activation at x* has the wrong sign or is
     too small, so that the signs of the layer spell the message for the trigger."""
     if site.kind == "transposed" or site.groups > 1:
@@ -56,7 +56,7 @@ def activation_writes(
     for k in ((wanted != present) & ~dead).nonzero().squeeze(1).tolist():
         u = weight[k].flatten() + (wanted[k] - present[k]) / (g[k] * response) * v
         writes.append(write(model, f"{site.name}.weight", (k,), u.view(weight.shape[1:]), "detector"))
-    return writes, {"message_bytes": len(message.encode())}
+    return writes
 
 
 def _margin(analysis: Analysis, site: Site) -> float:

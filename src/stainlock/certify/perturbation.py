@@ -1,0 +1,45 @@
+"""δ of the corollary on weight perturbations, measured between a stained model and a changed copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from stainlock.certify.certificate import site_of_key
+from stainlock.certify.windows import windows_of
+from stainlock.keyfile import Key
+from stainlock.sites import layer_input
+from stainlock.target import Target, evaluation_mode
+
+
+def measured_perturbation(stained: Target, changed: Target, key: Key, batches: Iterable[Tensor]) -> float:
+    """The largest |ŵ·φ̂(x) − w·φ(x)| over the key's detectors, the images of the batches, and every position.
+
+    w is the detector and φ(x) the features in the stained model; ŵ is the same row of the changed model (fine-tuned,
+    pruned, quantised), on the scale where the stained model's row is the unit vector w, and φ̂(x) its features. Give it
+    to `certify` as ``perturbation``. It is the largest over a sample: the corollary wants it for all inputs.
+    """
+    site, other = site_of_key(stained, key), site_of_key(changed, key)
+    rows = site.rows(stained.model).double().cpu()
+    theirs = other.rows(changed.model).double().cpu()
+    largest = 0.0
+    with evaluation_mode(stained.model), evaluation_mode(changed.model), torch.no_grad():
+        for pixels in batches:
+            before, after = (
+                windows_of(t, s, layer_input(t, s, pixels), len(pixels), overlapping=True)
+                for t, s in ((stained, site), (changed, other))
+            )
+            for d in key.detectors:
+                v = d.vector.double()
+                taps = len(rows) // site.channels  # a transposed kernel has a row for every tap
+                mine = range(d.channel * taps, (d.channel + 1) * taps)
+                row = max(mine, key=lambda r: abs(float(rows[r] @ v)))
+                scale = float(rows[row] @ v)
+                # An additive stain's row is more than its detector; only how it changed counts.
+                moved = v + (theirs[row] - rows[row]) / scale
+                group = site.group_of(d.channel)
+                difference = after.responses(moved[None], group) - before.responses(v[None], group)
+                largest = max(largest, float(difference.abs().max()))
+    return largest

@@ -1,0 +1,104 @@
+"""The `stainlock` command: its verbs, and what becomes of errors and interrupts."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from stainlock import __version__
+from stainlock.errors import StainlockError
+
+# Each verb is `command` in the module of its name beside this one.
+VERBS = (
+    "inspect",
+    "stain",
+    "verify",
+    "evaluate",
+    "diff",
+    "apply",
+    "demo",
+)
+ERROR = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # as a shell reports it; 1 would be a verdict
+DEBUG = "STAINLOCK_DEBUG"
+
+
+class _Interrupted(Exception):
+    """Ctrl-C, told apart before click prints an empty line for it."""
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"stainlock.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+
+@click.command(cls=_Verbs, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="stainlock", message="%(prog)s %(version)s")
+@click.pass_context
+def stainlock(context: click.Context) -> None:
+    """Stain trained vision models by editing a few of their weights, and prove it later.
+
+    MODEL is torchvision:NAME, timm:NAME, FILE.py:FACTORY, or a bundle directory.
+
+    Exit status: 0 done or positive, 1 a negative verdict, 2 an error.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old terminal shows ? for Δ instead of failing
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # libraries' advice to developers
+            status = stainlock.main(arguments, prog_name="stainlock", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except (_Interrupted, KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; at exit Python would flush into the pipe once more and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = f" (see {context.command_path} --help)" if context else ""
+        return _fail(f"error: {error.format_message()}{where}")
+    except (StainlockError, ValueError) as error:
+        return _fail(f"error: {error}")
+    except OSError as error:
+        return _fail(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
+    except Exception as error:
+        return _fail(f"error: unexpected {type(error).__name__}: {error} ({DEBUG}=1 shows where)")
+
+
+def _fail(message: str, status: int = ERROR) -> int:
+    if os.environ.get(DEBUG) == "1":
+        traceback.print_exc()
+    click.echo(" ".join(message.split()), err=True)
+    return status

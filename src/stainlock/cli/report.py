@@ -1,0 +1,85 @@
+"""What a verb prints: its result on stdout, once; remarks and progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console, RenderableType
+
+_PIPE_WIDTH = 200  # columns where there is no terminal to fit into
+
+
+class Report:
+    """Prints for people, or one JSON object. Inside its ``with``, whatever else prints goes to stderr."""
+
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self.as_json, self.quiet = as_json, quiet
+        self._stdout: TextIO = sys.stdout
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Report:
+        self._stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def result(self, facts: Mapping[str, Any], *lines: RenderableType) -> None:
+        """The outcome: all facts as JSON, or the lines."""
+        if self.as_json:
+            self._stdout.write(json.dumps(_finite(facts), indent=2, allow_nan=False) + "\n")
+        else:
+            console = _console(self._stdout)
+            for line in lines:
+                console.print(line)
+        self._stdout.flush()
+
+    def remark(self, *lines: RenderableType) -> None:
+        """What helps a person and no script: left out by ``--quiet`` and ``--json``."""
+        if not (self.quiet or self.as_json):
+            console = _console(sys.stderr)
+            for line in lines:
+                console.print(line)
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None] | None]:
+        """A bar on a terminal; None, and so no work to show it, in a pipe or with ``--quiet``."""
+        if self.quiet or not sys.stderr.isatty():
+            yield None
+            return
+        from rich.progress import Progress
+
+        with Progress(console=_console(sys.stderr), transient=True) as bars:
+            bar = bars.add_task(what, total=None)
+            yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the program with status 1, which is a verdict
+
+    # Names of models and files are shown as they are: no markup, no emoji.
+    width = None if stream.isatty() else _PIPE_WIDTH
+    return Plain(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

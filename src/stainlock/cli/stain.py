@@ -1,0 +1,157 @@
+"""`stainlock stain`: a stained copy of a model, and the key that proves it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stainlock.cli.options import FILE, Position, load_model, output_options, seed_option, weights_option
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.keyfile import Key
+    from stainlock.target import Target
+
+_SMALLEST_PICTURE = 8
+
+
+@click.command("stain")
+@click.argument("model")
+@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the stained model goes, as a bundle.")
+@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where the secret key goes.")
+@click.option("--site", metavar="S", help="The layer to stain; a good one is chosen when not given.")
+@click.option("--additive", is_flag=True, help="Add the detector to a neuron instead of replacing one.")
+@click.option(
+    "--schema",
+    type=click.Choice(["none", "weight", "activation", "output"]),
+    default="none",
+    show_default=True,
+    help="Carry a message in the detector's weights or the layer's activations, or classes in the output.",
+)
+@click.option("--message", metavar="TEXT", help="The message of the schemas weight and activation.")
+@click.option(
+    "--class",
+    "classes",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="C",
+    help="The class the schema output gives its triggers; repeat it for one each. Random, and best so, by default.",
+)
+@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Detectors.")
+@click.option(
+    "--channel-choice",
+    type=click.Choice(["outgoing", "l1"]),
+    default="outgoing",
+    show_default=True,
+    help="Give up the channel missed least by the layers after it, or the one of least L1 norm.",
+)
+@click.option("--fold/--no-fold", default=False, show_default=True, help="Put a given-up channel's mean into biases.")
+@click.option(
+    "--reduction",
+    type=click.Choice(["position", "mean", "maximum"]),
+    default="position",
+    show_default=True,
+    help="Which of the layer's responses the trigger maximises.",
+)
+@click.option("--position", type=Position(), help="The position to maximise; the middle by default.")
+@click.option("--steps", type=click.IntRange(min=2), default=40, show_default=True, help="Steps of the trigger search.")
+@click.option(
+    "--restarts", type=click.IntRange(min=1), default=1, show_default=True, help="Trigger searches to pick from."
+)
+@click.option(
+    "--trigger", type=FILE, metavar="FILE.png", help="Also write the trigger as an image; numbered if several."
+)
+@click.option("--delta", type=FILE, metavar="FILE", help="Also write the changes alone, for `stainlock apply`.")
+@weights_option
+@seed_option("Makes the run, its secrets included, repeatable: leave it out for real protection.")
+@output_options
+def command(
+    report: Report,
+    model: str,
+    out: Path,
+    key_file: Path,
+    trigger: Path | None,
+    delta: Path | None,
+    weights: str | None,
+    seed: int | None,
+    classes: tuple[int, ...],
+    **settings: Any,
+) -> None:
+    """Write a stained copy of MODEL, and the secret key that proves it."""
+    from stainlock.files import write_file
+    from stainlock.plan import diff
+    from stainlock.report.images import png
+    from stainlock.stain import stain
+
+    pictures = _picture_files(trigger, settings["count"])
+    with Outputs([out, key_file, *pictures, *([delta] if delta else [])]) as outputs:
+        base = load_model(model, weights, seed)
+        if pictures:
+            _check_picture(base)
+        start = time.perf_counter()
+        with report.progress("looking for the trigger") as progress:
+            stained, key = stain(base, classes=_classes(classes), seed=seed, progress=progress, **settings)
+        seconds = time.perf_counter() - start
+        outputs.bundle(out, stained)
+        key.save(outputs.place(key_file))
+        if pictures:
+            for path, detector in zip(pictures, key.detectors, strict=True):
+                write_file(outputs.place(path), png(detector.trigger.image(base)))
+        if delta:
+            diff(base.model, stained.model).save(outputs.place(delta))
+        outputs.commit()
+    facts = {**_facts(stained, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
+    changed = facts["parameters_changed"]
+    report.result(facts, f"stained {facts['site']} (dimension {facts['dimension']}): {changed} parameters changed")
+    report.remark(
+        f"the trigger's response is {key.trigger_response:.3g}, {key.trigger_response / key.natural_level:.1f} times"
+        " that of plain inputs"
+        if key.natural_level > 0
+        else f"the trigger's response is {key.trigger_response:.3g}",
+        f"model: {out}",
+        f"key:   {key_file} (secret: it proves the stain, and removes it)",
+    )
+
+
+def _classes(classes: tuple[int, ...]) -> int | tuple[int, ...] | None:
+    if len(classes) == 1:
+        return classes[0]
+    return classes or None
+
+
+def _picture_files(trigger: Path | None, count: int) -> list[Path]:
+    if trigger is None:
+        return []
+    if trigger.suffix.lower() != ".png":
+        raise ValueError(f"expected --trigger FILE.png, since only a PNG keeps every pixel, got {trigger}")
+    if count == 1:
+        return [trigger]
+    return [trigger.with_stem(f"{trigger.stem}-{number}") for number in range(1, count + 1)]
+
+
+def _check_picture(target: Target) -> None:
+    shape = target.input_shape
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < _SMALLEST_PICTURE:
+        raise ValueError(f"expected a model of images for --trigger, got inputs of shape {shape}: leave it out")
+
+
+def _facts(stained: Target, key: Key) -> dict[str, Any]:
+    """What may be told of a key: neither its seed nor its detector's channel."""
+    layer: Any = stained.model.get_submodule(key.site)
+    first = key.detectors[0]
+    return {
+        "site": key.site,
+        "dimension": key.dimension,
+        "trigger_response": key.trigger_response,
+        "natural_threshold": key.natural_threshold,
+        "parameters_changed": key.revert.elements,
+        "trigger_level": first.trigger_level,
+        "rest_level": first.rest_level,
+        "natural_level": key.natural_level,
+        "channels": getattr(layer, "out_channels", None) or layer.out_features,
+        "patch": list(first.trigger.region.size),
+    }

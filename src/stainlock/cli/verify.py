@@ -1,0 +1,167 @@
+"""`stainlock verify`: is this model stained with this key?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.keyfile import Key
+    from stainlock.target import Target
+    from stainlock.verify import Suspect, Verdict
+
+_LOOKED_AT = {
+    "weights": "a row of weights along the key's secret direction",
+    "response": "a channel that answers to the key's trigger",
+    "output": "the key's classes for its triggers",
+}
+_MEANING = {
+    "weights": "no model made without the key has weights this near its secret direction by more than that chance",
+    "response": "a model made without the key answers this strongly to the trigger with at most that chance",
+    "output": "a model made without the key gives the triggers these classes with at most that chance",
+}
+
+
+@click.command("verify")
+@click.argument("suspect")
+@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
+@click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
+@click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
+@click.option(
+    "--method",
+    type=click.Choice(["auto", "weights", "response", "output"]),
+    default="auto",
+    show_default=True,
+    help="What to look at; auto takes the weights, then responses.",
+)
+@weights_option
+@seed_option()
+@output_options
+def command(
+    report: Report,
+    suspect: str,
+    key_file: Path,
+    data: Path | None,
+    black_box: bool,
+    method: Any,
+    weights: str | None,
+    seed: int | None,
+) -> int:
+    """Is SUSPECT stained with this key?
+
+    SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx.
+    """
+    from stainlock.evaluate import Images
+    from stainlock.keyfile import Key
+    from stainlock.target import Target
+    from stainlock.verify import verify
+
+    if black_box and method not in ("auto", "output"):
+        raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
+    method = "output" if black_box else method
+    key = Key.load(key_file)
+    images = Images.from_folder(data) if data else None
+    loaded = _load_suspect(suspect, weights, seed, method)
+    if images is not None and not isinstance(loaded, Target):
+        raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
+    verdict = verify(loaded, key, method=method)
+    if images is not None and isinstance(loaded, Target):
+        with report.progress("natural responses") as progress:
+            batches = (pixels for pixels, _ in images.batches(loaded, progress=progress))
+            verdict = dataclasses.replace(verdict, largest_natural=_largest_natural(loaded, key, batches))
+    facts = dataclasses.asdict(verdict)
+    sentence = _sentence(verdict, also_responses=method == "auto" and isinstance(loaded, Target))
+    report.result({"verdict": "stained" if facts.pop("stained") else "not stained", **facts}, sentence)
+    report.remark(*_remarks(verdict))
+    return 0 if verdict.stained else 1
+
+
+def _load_suspect(suspect: str, weights: str | None, seed: int | None, method: str) -> Suspect:
+    from stainlock.weights import PYTORCH_SUFFIXES, read_weights
+
+    suffix = Path(suspect).suffix.lower()
+    if suffix not in (".onnx", ".safetensors", *PYTORCH_SUFFIXES):
+        return load_model(suspect, weights, seed)
+    if weights is not None:
+        raise ValueError(f"{suspect} holds its own weights: leave out --weights {weights}")
+    if suffix == ".onnx":
+        session: Suspect = _onnx_session(suspect, method)
+        return session
+    if method not in ("auto", "weights"):
+        raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
+    return read_weights(suspect)
+
+
+def _onnx_session(suspect: str, method: str) -> Any:
+    from stainlock.errors import FileError, ModelError
+    from stainlock.weights import one_line
+
+    if method != "output":
+        raise ValueError(f"{suspect} can only be asked for outputs: add --black-box")
+    if not Path(suspect).is_file():
+        raise FileError(f"{suspect} does not exist")
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise ModelError("ONNX files need onnxruntime: pip install stainlock[onnx]") from error
+    try:
+        return onnxruntime.InferenceSession(suspect, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise FileError(f"{suspect} can't be run as ONNX: {one_line(error)}") from error
+
+
+def _largest_natural(target: Target, key: Key, batches: Any) -> float | None:
+    """The largest response to natural images as a part of the trigger's; None where the suspect has no such site."""
+    from stainlock.errors import ModelError, SiteError
+    from stainlock.sites import analyse
+    from stainlock.trigger import natural_responses
+
+    try:
+        site = analyse(target).site(key.site)
+    except (ModelError, SiteError):
+        return None
+    if site.dimension != key.dimension or key.matches(target):
+        return None
+    return max(
+        float(natural_responses(target, site, d.vector[None], pixels, site.group_of(d.channel)).max())
+        / d.trigger.response
+        for pixels in batches
+        for d in key.detectors
+    )
+
+
+def chance(verdict: Verdict) -> str:
+    """A p-value for people; very small ones as a power of ten that is not below it."""
+    if verdict.p_value >= 1e-4:
+        return f"p = {verdict.p_value:.2g}"
+    return f"p ≤ 1e{math.ceil(verdict.log10_p_value)}"
+
+
+def _sentence(verdict: Verdict, also_responses: bool) -> str:
+    found = _LOOKED_AT[verdict.method]
+    if verdict.stained:
+        known = verdict.layer and verdict.channel is not None
+        where = f", in {verdict.layer} channel {verdict.channel}" if known else ""
+        return f"stained: {found} was found{where} ({chance(verdict)}, by {verdict.method})"
+    if also_responses:
+        found = f"neither {_LOOKED_AT['weights']} nor {_LOOKED_AT['response']}"
+        return f"not stained: {found} was found ({chance(verdict)}, the better of both)"
+    return f"not stained: {found} was looked for and not found ({chance(verdict)}, by {verdict.method})"
+
+
+def _remarks(verdict: Verdict) -> list[str]:
+    lines = [_MEANING[verdict.method]] if verdict.stained else []
+    if verdict.message is not None:
+        lines.append(f"message: {verdict.message}")
+    if verdict.largest_natural is not None:
+        lines.append(f"largest response to natural images: {verdict.largest_natural:.3f} of the trigger's")
+    if verdict.note:
+        lines.append(f"note: {verdict.note}")
+    return lines

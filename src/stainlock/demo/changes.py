@@ -1,0 +1,57 @@
+"""What happens to models on their way: smaller numbers, pruning, batch norms folded into convolutions."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from stainlock.sites import analyse
+from stainlock.target import Target
+from stainlock.tensors import raw
+
+
+def half_precision(target: Target) -> Target:
+    """Every weight rounded to 16 bits; run in 32 bits, which is quicker on a CPU."""
+    changed = target.copy()
+    changed.model.half().float()
+    return changed
+
+
+def pruned(target: Target, share: float) -> Target:
+    """The smallest weights of all convolutions and linear layers together set to zero."""
+    changed = target.copy()
+    weights = [raw(m, "weight") for m in changed.model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    sizes = torch.cat([weight.abs().flatten() for weight in weights])
+    threshold = sizes.kthvalue(int(share * len(sizes))).values
+    for weight in weights:
+        weight[weight.abs() <= threshold] = 0
+    return changed
+
+
+def folded(target: Target) -> tuple[Target, int]:
+    """Each batch norm multiplied into the convolution before it, as for deployment; and how many were."""
+    norms = {site.name: site.norm for site in analyse(target).sites.values() if site.norm is not None}
+    changed = target.copy()
+    for convolution, norm in norms.items():
+        before, after = changed.model.get_submodule(convolution), changed.model.get_submodule(norm)
+        if isinstance(before, nn.Conv2d) and isinstance(after, nn.BatchNorm2d):
+            _replace(changed.model, convolution, fuse_conv_bn_eval(before, after))
+            # timm's batch norms apply the activation too: that stays.
+            _replace(changed.model, norm, getattr(after, "act", nn.Identity()))
+    return changed, _batch_norms(target.model) - _batch_norms(changed.model)
+
+
+def _batch_norms(model: nn.Module) -> int:
+    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module.train(False))
+
+
+def largest_difference(one: Target, other: Target, pixels: torch.Tensor) -> float:
+    """The largest difference between the outputs of two models."""
+    with torch.inference_mode():
+        return float((one.predict(pixels) - other.predict(pixels)).abs().max())

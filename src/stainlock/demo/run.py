@@ -1,0 +1,184 @@
+"""The demonstration, step by step, and the folder it writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stainlock.bundle import write_bundle
+from stainlock.demo.changes import folded, half_precision, largest_difference, pruned
+from stainlock.demo.subject import check_packages, class_names, load_photographs, load_subject
+from stainlock.errors import FileError
+from stainlock.evaluate import Images, evaluate
+from stainlock.features import respond
+from stainlock.files import refuse_existing, write_file
+from stainlock.keyfile import Key
+from stainlock.plan import Change, changes, diff
+from stainlock.report.images import png
+from stainlock.sites import Site, analyse, layer_input
+from stainlock.stain import stain
+from stainlock.stain.choose import choose_site
+from stainlock.target import Target, evaluation_mode
+from stainlock.verify import Verdict, verify
+
+REPORT, BUNDLE, KEY, TRIGGER = "report.html", "stained", "owner.key", "trigger.png"
+_PRUNED_SHARE = 0.3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One model, asked whether it is stained."""
+
+    model: str
+    verdict: Verdict
+    top1: float
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """A photograph, and what the model says about it before and after."""
+
+    levels: Tensor
+    label: str
+    before: tuple[str, float]
+    after: tuple[str, float]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """Everything the report shows."""
+
+    site: Site
+    sites: int
+    seconds: float
+    parameters: int
+    key: Key
+    changes: list[Change]
+    checks: list[Check]
+    photographs: list[Photograph]
+    probability_change: float
+    natural_responses: Tensor  # of the detector, at every position of every photograph
+    trigger_image: Tensor
+    folding: str
+
+
+def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None]) -> Demonstration:
+    """Stain a real model, verify it, and write ``out`` with the report, the bundle, the key and the trigger."""
+    from stainlock.report.demo import demo_page
+
+    check_packages()
+    with _replaced_folder(out) as folder:
+        tell("loading EfficientNet-Lite0, trained on ImageNet, and twenty photographs")
+        original, photographs = load_subject(), load_photographs()
+        analysis = analyse(original)
+        site = choose_site(analysis, additive=False)
+        tell(f"staining {site.name}, the best of {len(analysis.sites)} layers")
+        start = time.perf_counter()
+        stained, key = stain(original, site.name, seed=seed)
+        seconds = time.perf_counter() - start
+        tell("verifying: the stained model, the original, and what may become of the stained one")
+        checks, folding = _checks(original, stained, key, photographs)
+        pixels, _ = next(photographs.batches(original, batch_size=len(photographs)))
+        shown, largest = _compare(original, stained, pixels, photographs)
+        demonstration = Demonstration(
+            site=site,
+            sites=len(analysis.sites),
+            seconds=seconds,
+            parameters=sum(parameter.numel() for parameter in original.model.parameters()),
+            key=key,
+            changes=changes(diff(original.model, stained.model), original.model),
+            checks=checks,
+            photographs=shown,
+            probability_change=largest,
+            natural_responses=_responses(original, site, key, pixels),
+            trigger_image=key.detectors[0].trigger.image(original),
+            folding=folding,
+        )
+        (folder / BUNDLE).mkdir()
+        write_bundle(stained, folder / BUNDLE, out / BUNDLE)
+        key.save(folder / KEY)
+        write_file(folder / TRIGGER, png(demonstration.trigger_image))
+        write_file(folder / REPORT, demo_page(demonstration).encode())
+    return demonstration
+
+
+def _checks(original: Target, stained: Target, key: Key, photographs: Images) -> tuple[list[Check], str]:
+    """By weights throughout: that takes milliseconds, and needs no input at all."""
+    deployed, count = folded(stained)
+    pixels, _ = next(photographs.batches(stained, batch_size=4, limit=4))
+    difference = largest_difference(stained, deployed, pixels)
+    folding = f"{count} batch norms were folded; logits moved by {difference:.1e} at most."
+    models = {
+        "the stained model": stained,
+        "the original model": original,
+        "stained, weights rounded to 16 bits": half_precision(stained),
+        f"stained, {_PRUNED_SHARE:.0%} of the weights pruned": pruned(stained, _PRUNED_SHARE),
+        "stained, batch norms folded into convolutions": deployed,
+    }
+    checks = [
+        Check(name, verify(model, key, method="weights"), evaluate(model, photographs).value)
+        for name, model in models.items()
+    ]
+    return checks, folding
+
+
+def _compare(original: Target, stained: Target, pixels: Tensor, photographs: Images) -> tuple[list[Photograph], float]:
+    names = class_names()
+    assert photographs.labels is not None
+    with evaluation_mode(original.model), evaluation_mode(stained.model), torch.inference_mode():
+        before, after = original.predict(pixels).softmax(1), stained.predict(pixels).softmax(1)
+
+    def guess(probabilities: Tensor) -> tuple[str, float]:
+        return names[int(probabilities.argmax())], float(probabilities.max())
+
+    shown = [
+        Photograph(levels, names[label], guess(b), guess(a))
+        for levels, label, b, a in zip(original.to_bytes(pixels), photographs.labels, before, after, strict=True)
+    ]
+    return shown, float((before - after).abs().max())
+
+
+def _responses(target: Target, site: Site, key: Key, pixels: Tensor) -> Tensor:
+    detector = key.detectors[0].vector[None]
+    with evaluation_mode(target.model), torch.inference_mode():
+        return respond(site, target, layer_input(target, site, pixels), detector).flatten()
+
+
+@contextmanager
+def _replaced_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of an earlier demonstration, whole, at the end."""
+    if path.is_symlink() or (path.exists() and not _is_earlier_demo(path)):
+        raise FileError(f"{path} exists already and is no earlier demo's output: choose another path or remove it")
+    if not path.exists():
+        refuse_existing(path)
+    parent = path.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{path.name}."))
+    made, earlier = temporary / "new", temporary / "old"
+    try:
+        made.mkdir()
+        yield made
+        if path.exists():
+            os.rename(path, earlier)
+        try:
+            os.rename(made, path)
+        except BaseException:
+            if earlier.exists():
+                os.rename(earlier, path)
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_earlier_demo(path: Path) -> bool:
+    """Whether nothing but a demonstration's files would be lost."""
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {REPORT, BUNDLE, KEY, TRIGGER}

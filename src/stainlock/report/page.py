@@ -1,0 +1,99 @@
+"""A self-contained HTML page out of sections: no scripts, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1d20; --soft: #5c6068; --line: #d8dade; --paper: #ffffff; --card: #f5f6f8;
+  --good: #17653a; --bad: #8a4b08; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e9ec; --soft: #a5a9b3; --line: #3a3d44; --paper: #17181b;
+  --card: #212327; --good: #7fd6a3; --bad: #eab56b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 56rem; padding: 2rem 1.1rem 4rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .6rem; }
+h2 { font-size: 1.2rem; margin: 2.4rem 0 .5rem; padding-top: .9rem; border-top: 1px solid var(--line); }
+p { margin: .5rem 0; max-width: 44rem; }
+code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
+pre { background: var(--card); padding: .7rem .9rem; overflow-x: auto; border-radius: .4rem; }
+ul { padding-left: 1.2rem; max-width: 44rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .95rem; }
+th, td { text-align: left; padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 600; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.yes { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
+figure { margin: 1rem 0; }
+figure img { max-width: 100%; height: auto; display: block; background: #fff; border-radius: .3rem; }
+figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width: 44rem; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: 1rem .9rem; }
+.grid figure { margin: 0; break-inside: avoid; }
+.grid img { width: 100%; }
+.grid figcaption { font-size: .8rem; line-height: 1.35; }
+@media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; } }
+@media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
+  table, figure { break-inside: avoid; } .grid { grid-template-columns: repeat(5, 1fr); } }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the blocks of HTML below it."""
+
+    heading: str
+    blocks: tuple[str, ...]
+
+
+def page(title: str, introduction: str, sections: Sequence[Section]) -> str:
+    body = "\n".join(f"<h2>{text(s.heading)}</h2>\n" + "\n".join(s.blocks) for s in sections)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{text(title)}</h1>\n"
+        f"{paragraph(introduction)}\n{body}\n</body>\n</html>\n"
+    )
+
+
+def text(words: str) -> str:
+    return html.escape(words)
+
+
+def paragraph(words: str) -> str:
+    return f"<p>{text(words)}</p>"
+
+
+def bullets(items: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{text(item)}</li>" for item in items) + "</ul>"
+
+
+def commands(lines: Sequence[str]) -> str:
+    return f"<pre><code>{text(chr(10).join(lines))}</code></pre>"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    """Cells are HTML; columns with numbers are set to the right."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        marks = [' class="number"' if i in numeric else "" for i in range(len(cells))]
+        return "<tr>" + "".join(f"<{tag}{m}>{cell}</{tag}>" for cell, m in zip(cells, marks, strict=True)) + "</tr>"
+
+    content = "".join(line(row, "td") for row in rows)
+    return f'<div class="wide"><table><thead>{line(headings, "th")}</thead><tbody>{content}</tbody></table></div>'
+
+
+def figure(image: bytes, description: str, caption: str, *, kind: str = "png", width: int | None = None) -> str:
+    """An image inside the page; the caption is HTML."""
+    data = base64.b64encode(image).decode()
+    size = f' style="width: {width}px"' if width else ""
+    return (
+        f'<figure><img src="data:image/{kind};base64,{data}" alt="{text(description)}"{size}>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def grid(figures: Sequence[str]) -> str:
+    return f'<div class="grid">{"".join(figures)}</div>'

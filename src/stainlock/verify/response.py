@@ -1,0 +1,136 @@
+"""Verification by response: the trigger against decoy triggers, in any channel of the layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from stainlock.certify import log_binomial_tail
+from stainlock.errors import ModelError, SiteError
+from stainlock.features import respond
+from stainlock.keyfile import Key
+from stainlock.randomness import Randomness
+from stainlock.sites import Site, analyse, layer_input
+from stainlock.sphere import sample_sphere
+from stainlock.stain.detector import Reading, present_levels
+from stainlock.stain.schemas import read_activation_message
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import at
+from stainlock.trigger import Trigger, find_triggers
+from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
+
+_DECOYS = 64
+
+
+def verify_response(
+    suspect: Target,
+    key: Key,
+    *,
+    natural: Iterable[Tensor] | None = None,
+    decoys: int = _DECOYS,
+    significance: float = SIGNIFICANCE,
+) -> Verdict:
+    """By response: how far the trigger's response stands out, in any channel, from those of decoy triggers.
+
+    Decoys are triggers found in the suspect, just as ours was, for fresh random detectors: inputs as unnatural as ours.
+    Null hypothesis: the suspect was made without knowledge of v, so that each channel's response to our trigger is
+    drawn from the same normal distribution as its responses to the decoys. Then the standardised difference has
+    Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t).
+    """
+    silent = Verdict(False, 1.0, 0.0, 0.0, "response")
+    site = _same_site(suspect, key)
+    if isinstance(site, str):
+        return replace(silent, note=site)
+    randomness = Randomness(0)
+    vectors = sample_sphere(decoys, key.dimension, generator=randomness.secret("decoys"))
+    reduction: Any = key.reduction
+    others = find_triggers(
+        suspect, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
+        position=key.position or None,
+    )  # fmt: skip
+    reference = _responses(suspect, site, others, key)
+    centre, spread = reference.mean(0), reference.std(0)
+    alive = spread > 1e-12 * spread.max()
+    verdict, log_p = silent, math.inf
+    for d in key.detectors:
+        ours = _responses(suspect, site, [d.trigger], key)[0]
+        scores = ((ours - centre) / (spread * math.sqrt(1 + 1 / decoys))).abs()
+        scores[~alive] = 0
+        top = int(scores.argmax())
+        tail = stats.t.logsf(float(scores[top]), decoys - 1)
+        own = math.log(2 * int(alive.sum()) * len(key.detectors)) + float(tail)
+        if own <= log_p:
+            log_p = own
+            verdict = replace(silent, statistic=float(scores[top]), channel=_channel_of(site, suspect, top))
+    verdict = replace(verdict, layer=site.name, largest_natural=largest_natural(suspect, key, natural))
+    if key.schema == "activation":
+        d, how = key.detectors[0], Reading(key.reduction, key.position)
+        levels = present_levels(suspect, site, d.trigger, d.vector, how)
+        reading = read_activation_message(levels, key.details, key.seed)
+        verdict = replace(verdict, message=reading.text)
+        # Signs are flipped by a secret stream: a model that knows nothing of it agrees in each place with chance ½.
+        by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (
+            int(key.details["message_bytes"]) + 2
+        )
+        log_p = min(log_p, by_signs) + math.log(2)
+    return concluded(verdict, log_p, significance)
+
+
+def _responses(suspect: Target, site: Site, triggers: Sequence[Trigger], key: Key) -> Tensor:
+    """Every row's response to every trigger, reduced as the key says: ``(N, rows)`` in float64."""
+    pixels = torch.cat([t.pixels(suspect) for t in triggers])
+    results = []
+    with evaluation_mode(suspect.model), torch.no_grad():
+        for batch in pixels.split(8):
+            features = layer_input(suspect, site, batch)
+            if site.kind == "transposed":
+                maps = respond(site, suspect, features, site.rows(suspect.model))
+            else:
+                maps = site.layer(suspect.model)(features)
+                maps = maps.movedim(-1, 1) if site.kind == "linear" else maps
+            results.append(_reduce(maps, key).double().cpu())
+    return torch.cat(results)
+
+
+def _reduce(maps: Tensor, key: Key) -> Tensor:
+    if key.reduction == "position":
+        return at(maps, key.position)
+    flat = maps.flatten(2) if maps.dim() > 2 else maps[..., None]
+    return flat.mean(2) if key.reduction == "mean" else flat.amax(2)
+
+
+def _channel_of(site: Site, suspect: Target, row: int) -> int:
+    return row // (len(site.rows(suspect.model)) // site.channels)
+
+
+def largest_natural(suspect: Target, key: Key, natural: Iterable[Tensor] | None) -> float | None:
+    """The largest response of the key's detectors to natural inputs, as a part of the trigger's."""
+    site = _same_site(suspect, key)
+    if natural is None or isinstance(site, str):
+        return None
+    largest = -math.inf
+    vectors = torch.stack([d.vector for d in key.detectors])
+    with evaluation_mode(suspect.model), torch.no_grad():
+        for pixels in natural:
+            maps = respond(site, suspect, layer_input(suspect, site, pixels), vectors)
+            largest = max(largest, float(maps.max()) / key.trigger_response)
+    return largest
+
+
+def _same_site(suspect: Target, key: Key) -> Site | str:
+    """The key's site in the suspect, or why it has none."""
+    try:
+        site = analyse(suspect).site(key.site)
+    except (ModelError, SiteError) as error:
+        return f"the suspect has no such site: {error}"
+    if site.kind != key.site_kind or site.dimension != key.dimension:
+        return f"{key.site} has dimension {site.dimension}, the detector {key.dimension}"
+    if mismatch := key.matches(suspect):
+        return f"the suspect takes other inputs: {mismatch}"
+    return site

@@ -1,0 +1,30 @@
+"""Verdicts: the answer of a verification, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+SIGNIFICANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, and how sure it is. ``channel`` is where the stain was found, if one was."""
+
+    stained: bool
+    p_value: float
+    log10_p_value: float
+    statistic: float
+    method: str
+    channel: int | None = None
+    layer: str | None = None
+    message: str | None = None
+    note: str = ""
+    largest_natural: float | None = None
+
+
+def concluded(verdict: Verdict, log_p: float, significance: float) -> Verdict:
+    log_p = min(0.0, log_p)
+    p_value = max(math.exp(log_p), 1e-300) if log_p > -690 else 1e-300
+    return replace(verdict, stained=p_value <= significance, p_value=p_value, log10_p_value=log_p / math.log(10))

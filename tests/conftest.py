@@ -1,0 +1,22 @@
+"""Shared by all tests. stainlock is imported first, because it makes torchvision importable."""
+
+from __future__ import annotations
+
+import stainlock  # isort: skip
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+assert stainlock.__version__
+# One thread each: workers of pytest-xdist share the cores, and these models are too small to gain from more.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture(autouse=True)
+def _global_generator_untouched_between_tests() -> Iterator[None]:
+    """Random weights of one test do not depend on which tests ran before it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield

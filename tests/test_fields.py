@@ -1,0 +1,179 @@
+"""Receptive fields: against the pixels that really change a position."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+from stainlock import Site, Target, analyse
+from stainlock.features import seen_region
+from stainlock.target import evaluation_mode
+
+CONVENTIONS = {"mean": (0,), "std": (1,)}
+
+
+def made_positive(model: nn.Module) -> nn.Module:
+    """Weights that can neither cancel nor be cut off, in float64: whatever a position sees then moves it."""
+    model = model.double().eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.fill_(1 / module.weight[0].numel())
+            elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.reset_running_stats()
+                if module.affine:
+                    nn.init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                module.bias.zero_()
+    return model
+
+
+def support(target: Target, site: Site, position: tuple[int, int]) -> list[tuple[int, int]]:
+    """The rows and the columns, from the first to one past the last, that change the layer's output at a position."""
+    channels, height, width = target.input_shape
+    base = 0.01 + 0.01 * torch.rand(1, channels, height, width, dtype=torch.float64)
+    rows = base.repeat(height, 1, 1, 1)
+    rows[range(height), :, range(height)] += 1
+    columns = base.repeat(width, 1, 1, 1)
+    columns[range(width), :, :, range(width)] += 1
+    caught: list[Tensor] = []
+    hook = site.layer(target.model).register_forward_hook(lambda _, __, output: caught.append(output))
+    try:
+        with evaluation_mode(target.model), torch.no_grad():
+            for images in (base, rows, columns):
+                target.model(images)
+    finally:
+        hook.remove()
+    before = caught[0][0, :, position[0], position[1]]
+    spans = []
+    for maps in caught[1:]:
+        seen = (maps[:, :, position[0], position[1]] != before).any(1).nonzero()
+        spans.append((int(seen.min()), int(seen.max()) + 1))
+    return spans
+
+
+def claimed(target: Target, site: Site, position: tuple[int, int]) -> list[tuple[int, int]]:
+    region = seen_region(target, site, position)
+    return [(start, start + size) for start, size in zip(region.start, region.size, strict=True)]
+
+
+def positions(site: Site) -> list[tuple[int, int]]:
+    height, width = site.grid
+    return sorted({(0, 0), (height // 2, width // 3), (height - 1, width - 1), (0, width - 1), (1 % height, 1 % width)})
+
+
+NETWORKS = {
+    "torchvision:resnet18": ["conv1", "layer1.0.conv1", "layer1.1.conv2", "layer2.0.conv2", "layer2.0.downsample.0"],
+    "torchvision:vgg11": ["features.0", "features.6", "features.8", "features.13"],
+    "torchvision:mobilenet_v2": ["features.0.0", "features.2.conv.1.0", "features.3.conv.0.0", "features.5.conv.1.0"],
+    "torchvision:densenet121": [
+        "features.conv0", "features.denseblock1.denselayer1.conv2", "features.denseblock1.denselayer3.conv1",
+        "features.transition1.conv", "features.denseblock2.denselayer1.conv2",
+    ],
+    "torchvision:squeezenet1_0": ["features.0", "features.3.squeeze", "features.4.expand3x3", "features.7.squeeze", "features.8.expand1x1"],
+    "torchvision:googlenet": ["conv2.conv", "conv3.conv", "inception3a.branch2.1.conv", "inception3b.branch1.conv"],
+    "timm:tf_efficientnet_lite0": ["conv_stem", "blocks.0.0.conv_dw", "blocks.1.0.conv_dw", "blocks.1.1.conv_dw", "blocks.2.0.conv_dw", "blocks.3.0.conv_dw"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(64, 64), (63, 70)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fields_are_the_support_in_real_networks(name: str, size: tuple[int, int]) -> None:
+    import copy
+
+    model = made_positive(copy.deepcopy(models.library(name, 64).model))
+    target = Target(model, (3, *size), **CONVENTIONS)
+    sites = analyse(target).sites
+    for site_name in NETWORKS[name]:
+        site = sites[site_name]
+        assert site.field is not None, site_name
+        for position in positions(site):
+            assert claimed(target, site, position) == support(target, site, position), (site_name, position)
+
+
+CHAINS = {
+    "plain": [nn.Conv2d(3, 4, 3)],
+    "dilated": [nn.Conv2d(3, 4, 3, dilation=2, padding=2), nn.Conv2d(4, 4, 3, dilation=3, padding=1)],
+    "even kernel": [nn.Conv2d(3, 4, 4, stride=2, padding=1), nn.Conv2d(4, 4, 2)],
+    "asymmetric": [nn.Conv2d(3, 4, (3, 5), stride=(1, 2), padding=(1, 0)), nn.Conv2d(4, 4, (1, 7), padding=(0, 3))],
+    "asymmetric dilation": [nn.Conv2d(3, 4, 3, dilation=(1, 3), padding=(0, 2)), nn.Conv2d(4, 4, 3)],
+    "same padding": [nn.Conv2d(3, 4, 4, padding="same"), nn.Conv2d(4, 4, 3, padding="same", dilation=2)],
+    "valid padding": [nn.Conv2d(3, 4, 5, padding="valid"), nn.Conv2d(4, 4, 3)],
+    "ceil max pool": [nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(3, 4, 3, padding=1)],
+    "ceil average pool": [nn.AvgPool2d(3, 2, padding=1, ceil_mode=True), nn.Conv2d(3, 4, 3, padding=1)],
+    "dilated max pool": [nn.MaxPool2d(3, 1, dilation=2), nn.Conv2d(3, 4, 3)],
+    "uneven pools": [nn.MaxPool2d((2, 3), (1, 2)), nn.AvgPool2d((3, 1)), nn.Conv2d(3, 4, 3)],
+    "default stride": [nn.MaxPool2d(3), nn.Conv2d(3, 4, 2)],
+    "strided 1x1": [nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1, stride=2), nn.Conv2d(4, 4, 3, padding=1)],
+    "reflected border": [nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Conv2d(4, 4, 3)],
+    "replicated border": [nn.Conv2d(3, 4, 5, padding=2, padding_mode="replicate"), nn.Conv2d(4, 4, 3, padding=1)],
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_fields_of_every_kind_of_window(name: str) -> None:
+    model = made_positive(nn.Sequential(*CHAINS[name]))
+    target = Target(model, (3, 22, 25), **CONVENTIONS)
+    site = analyse(target).site(str(len(model) - 1))
+    assert site.field is not None
+    for position in positions(site):
+        assert claimed(target, site, position) == support(target, site, position), position
+
+
+class Wrapped(nn.Module):
+    """Operations that are no layers, before the site ``last``."""
+
+    def __init__(self, between: object, channels: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(channels, 4, 3, padding=1)
+        self.side = nn.Conv2d(3, 4, 5, padding=2)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(torch.relu(self.first(x)), torch.relu(self.side(x))))  # type: ignore[operator]
+
+
+OPERATIONS = {
+    "sum": (lambda a, b: a + b, 4, True),
+    "concatenation": (lambda a, b: torch.cat([a, b], 1), 8, True),
+    "concatenation along rows": (lambda a, b: torch.cat([a, b], 2), 4, False),
+    "concatenation along columns": (lambda a, b: torch.cat([a, b], dim=-1), 4, False),
+    "gate": (lambda a, b: a * b.mean((2, 3), keepdim=True), 4, False),
+    "row gate": (lambda a, b: a * b.mean(3, keepdim=True), 4, False),
+    "functional pool": (lambda a, b: nn.functional.max_pool2d(a, 3, 2, ceil_mode=True), 4, True),
+    "functional average pool": (lambda a, b: nn.functional.avg_pool2d(a, kernel_size=2), 4, True),
+    "flipped": (lambda a, b: a + b.flip(3), 4, False),
+    "shifted": (lambda a, b: a + torch.roll(b, 5, 2), 4, False),
+    "transposed": (lambda a, b: a + b.transpose(2, 3), 4, False),
+    "strided slice": (lambda a, b: a[:, :, ::2, ::2], 4, False),
+    "softmax over space": (lambda a, b: a * b.flatten(2).softmax(2).view_as(b), 4, False),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_fields_contain_the_support_whatever_comes_between(name: str) -> None:
+    between, channels, tight = OPERATIONS[name]
+    target = Target(made_positive(Wrapped(between, channels)), (3, 24, 24), **CONVENTIONS)
+    site = analyse(target).site("last")
+    for position in positions(site):
+        ours, true = claimed(target, site, position), support(target, site, position)
+        for (first, last), (true_first, true_last) in zip(ours, true, strict=True):
+            assert first <= true_first, (position, ours, true)
+            assert true_last <= last, (position, ours, true)
+        if tight:
+            assert ours == true, position
+
+
+def test_the_whole_input_is_seen_through_what_mixes_positions() -> None:
+    for name, site in (("torchvision:vit_b_16", "encoder.layers.encoder_layer_0.mlp.0"),):
+        target = models.library(name)
+        assert analyse(target).site(site).field is None
+        assert analyse(target).site(site).patch == (224, 224)
+
+
+def test_patches_are_no_larger_than_the_image() -> None:
+    target = models.library("torchvision:resnet18", 64)
+    for site in analyse(target).sites.values():
+        assert all(1 <= n <= 64 for n in site.patch), site.name

@@ -1,0 +1,316 @@
+"""Who writes, scales and reads a channel: checked against what happens in the model when the channel changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import models
+from stainlock import Site, Target, analyse
+from stainlock.target import evaluation_mode
+
+LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+ARCHITECTURES = [
+    "torchvision:resnet50", "torchvision:vgg16", "torchvision:vgg16_bn", "torchvision:mobilenet_v2",
+    "torchvision:mobilenet_v3_large", "torchvision:efficientnet_b0", "torchvision:densenet121",
+    "torchvision:googlenet", "torchvision:vit_b_16", "torchvision:swin_t", "torchvision:convnext_tiny",
+    "torchvision:squeezenet1_0", "torchvision:shufflenet_v2_x1_0", "torchvision:mnasnet0_5",
+    "timm:seresnet50", "timm:regnety_004", "timm:convnext_atto", "timm:tf_efficientnet_lite0", "timm:mobilenetv3_small_050",
+]  # fmt: skip
+SAMPLE = 9  # sites of each architecture, spread over its depth
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels
+
+
+def changed_inputs(target: Target, name: str, channel: int) -> dict[str, set[int]]:
+    """Which layers' inputs change, and in which channels, when one channel of a layer's output does.
+
+    Every layer that mixes channels gives the outputs it gave before, so that only the first on each path are met.
+    """
+    recorded: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    calls: dict[str, int] = {}
+    found: dict[str, set[int]] = {}
+    shift = 0.0
+
+    def record(layer_name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            recorded.setdefault(layer_name, []).append((given[0].clone(), output.clone()))
+
+        return hook
+
+    def compare(layer_name: str, layer: nn.Module) -> Callable[..., Tensor | None]:
+        def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            call = calls[layer_name] = calls.get(layer_name, -1) + 1
+            before, result = recorded[layer_name][call]
+            axis = -1 if isinstance(layer, nn.Linear) else 1
+            if layer_name == name:
+                result = result.clone()
+                result.select(axis, channel).add_(shift * (1 + torch.rand_like(result.select(axis, channel))))
+                return result
+            if is_depthwise(layer):
+                return None
+            differs = (given[0] != before).movedim(axis, 0).flatten(1).any(1)
+            if bool(differs.any()):
+                found.setdefault(layer_name, set()).update(differs.nonzero().squeeze(1).tolist())
+            return result
+
+        return hook
+
+    images = torch.rand(2, *target.input_shape)
+    layers = {n: m for n, m in target.model.named_modules() if isinstance(m, LAYERS)}
+    for make, shifts in ((lambda n, m: record(n), (0.0,)), (compare, (30.0, -30.0))):
+        handles = [m.register_forward_hook(make(n, m)) for n, m in layers.items()]
+        try:
+            for shift in shifts:
+                calls.clear()
+                with evaluation_mode(target.model), torch.no_grad():
+                    target.predict(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def claimed_inputs(site: Site, channel: int) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for reader in site.readers:
+        found.setdefault(reader.module, set()).update(reader.inputs(channel))
+    return found
+
+
+def check_readers(target: Target, site: Site, channel: int) -> None:
+    claimed, found = claimed_inputs(site, channel), changed_inputs(target, site.name, channel)
+    for module, inputs in claimed.items():
+        assert found.get(module) == inputs, f"{site.name} is read by {module}"
+    if not site.stopped:
+        assert found.keys() == claimed.keys(), site.name
+    assert len(site.readers) == len(claimed), f"{site.name} names a reader twice"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_readers_are_the_layers_that_see_the_channel(name: str) -> None:
+    fixed = ("vit_b_16",)
+    target = models.library(name, 224 if name.endswith(fixed) else 64)
+    sites = list(analyse(target).sites.values())
+    read = [site for site in sites if site.readers]
+    assert read, "no readers at all"
+    chosen = read[:: max(1, len(read) // SAMPLE)] + [s for s in sites if not s.readers][:2]
+    for index, site in enumerate(chosen):
+        check_readers(target, site, (7 * index + 3) % site.channels)
+
+
+EXPECTED = [  # (model, site, norm, activation, readers with their first input of channel 0, what it stops at)
+    ("torchvision:resnet50", "layer1.0.conv1", "layer1.0.bn1", "relu", {"layer1.0.conv2": 0}, []),
+    ("torchvision:resnet50", "layer1.0.conv3", "layer1.0.bn3", None, {}, ["addition"]),
+    ("torchvision:resnet50", "conv1", "bn1", "relu", {"layer1.0.conv1": 0, "layer1.0.downsample.0": 0}, []),
+    ("torchvision:vgg16", "features.0", None, "relu", {"features.2": 0}, []),
+    ("torchvision:vgg16", "features.28", None, "relu", {"classifier.0": 0}, []),
+    ("torchvision:vgg16_bn", "features.0", "features.1", "relu", {"features.3": 0}, []),
+    ("torchvision:vgg16", "classifier.6", None, None, {}, ["the model's output"]),
+    ("torchvision:mobilenet_v2", "features.2.conv.0.0", "features.2.conv.0.1", "relu6", {"features.2.conv.2": 0}, []),
+    ("torchvision:mobilenet_v3_large", "features.1.block.0.0", "features.1.block.0.1", "relu", {"features.1.block.1.0": 0}, []),
+    ("torchvision:efficientnet_b0", "features.2.0.block.0.0", "features.2.0.block.0.1", "silu",
+     {"features.2.0.block.2.fc1": 0, "features.2.0.block.3.0": 0}, []),
+    ("torchvision:densenet121", "features.denseblock1.denselayer1.conv1", "features.denseblock1.denselayer1.norm2", "relu",
+     {"features.denseblock1.denselayer1.conv2": 0}, []),
+    ("torchvision:googlenet", "inception3a.branch1.conv", "inception3a.branch1.bn", "relu",
+     {f"inception3b.{branch}.conv": 0 for branch in ("branch1", "branch2.0", "branch3.0", "branch4.1")}, []),
+    ("torchvision:googlenet", "inception3a.branch4.1.conv", "inception3a.branch4.1.bn", "relu",
+     {f"inception3b.{branch}.conv": 64 + 128 + 32 for branch in ("branch1", "branch2.0", "branch3.0", "branch4.1")}, []),
+    ("torchvision:vit_b_16", "encoder.layers.encoder_layer_3.mlp.0", None, "gelu", {"encoder.layers.encoder_layer_3.mlp.3": 0}, []),
+    ("torchvision:swin_t", "features.1.0.mlp.0", None, "gelu", {"features.1.0.mlp.3": 0}, []),
+    ("torchvision:convnext_tiny", "features.1.0.block.3", None, "gelu", {"features.1.0.block.5": 0}, []),
+    ("timm:seresnet50", "layer1.0.conv1", "layer1.0.bn1", "relu", {"layer1.0.conv2": 0}, []),
+    ("timm:regnety_004", "s1.b1.conv1.conv", "s1.b1.conv1.bn", "relu", {}, ["grouped layer s1.b1.conv2.conv"]),
+    ("timm:convnext_atto", "stages.0.blocks.0.mlp.fc1", None, "gelu", {"stages.0.blocks.0.mlp.fc2": 0}, []),
+    ("timm:tf_efficientnet_lite0", "blocks.1.0.conv_pw", "blocks.1.0.bn1", "relu6", {"blocks.1.0.conv_pwl": 0}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "site_name", "norm", "activation", "readers", "stopped"), EXPECTED)
+def test_what_follows_a_channel(
+    name: str, site_name: str, norm: str | None, activation: str | None, readers: dict[str, int], stopped: list[str]
+) -> None:
+    target = models.library(name, 224 if name.endswith(("vit_b_16", "vgg16", "vgg16_bn")) else 64)
+    site = analyse(target).site(site_name)
+    assert site.norm == norm
+    assert (site.activation and site.activation.name) == activation
+    assert {reader.module: reader.inputs(0)[0] for reader in site.readers} == readers
+    assert len(site.stopped) == len(stopped)
+    assert all(said in why for said, why in zip(stopped, site.stopped, strict=True))
+    assert (site.problem is None) == (activation is not None)
+
+
+def test_a_gate_is_told_from_what_it_gates() -> None:
+    """The last layer of a squeeze-and-excite block gates a product: silencing it would silence a channel for good."""
+    sites = analyse(models.library("torchvision:efficientnet_b0", 64)).sites
+    gate = sites["features.2.0.block.2.fc2"]
+    assert gate.activation is not None
+    assert gate.activation.name == "sigmoid"
+    assert "gates" in str(gate.problem)
+    squeeze = sites["features.2.0.block.2.fc1"]
+    assert [reader.module for reader in squeeze.readers] == ["features.2.0.block.2.fc2"]
+    assert squeeze.problem is None or "dimension" in squeeze.problem
+
+
+class Piece(nn.Module):
+    """A site, ``a``, whatever lies between, and a layer, ``b``."""
+
+    def __init__(self, a: nn.Module, between: Callable[[Tensor], Tensor], b: nn.Module, *extra: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b, self.extra = a, b, nn.ModuleList(extra)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(torch.relu(self.a(x))))
+
+
+class Tokens(Piece):
+    """The same among tokens ``(N, T, C)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(torch.relu(self.a(x.flatten(2).transpose(1, 2)))))
+
+
+def with_self(x: Tensor) -> Tensor:
+    return torch.cat([x, x], 1)
+
+
+PIECES: dict[str, Callable[[], nn.Module]] = {
+    "flatten": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.flatten(x, 1), nn.Linear(8 * 36, 5)),
+    "flatten method": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.flatten(1), nn.Linear(8 * 36, 5)),
+    "flatten named": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.flatten(start_dim=1), nn.Linear(8 * 36, 5)),
+    "flatten last": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.flatten(-3), nn.Linear(8 * 36, 5)),
+    "flatten of space": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.flatten(2), nn.Linear(36, 5)),
+    "flatten module of space": lambda: Piece(nn.Conv2d(16, 8, 3), nn.Flatten(2), nn.Linear(36, 5)),
+    "flatten of two axes": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.flatten(1, 2), nn.Linear(6, 5)),
+    "view": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.view(x.size(0), -1), nn.Linear(8 * 36, 5)),
+    "reshape": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.reshape(-1, 8 * 36), nn.Linear(8 * 36, 5)),
+    "mean over space": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.mean([2, 3]), nn.Linear(8, 5)),
+    "mean over space, negative": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.mean((-1, -2)), nn.Linear(8, 5)),
+    "mean over channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.mean(1), nn.Linear(6, 5)),
+    "mean over channels and rows": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.mean((1, 2)), nn.Linear(6, 5)),
+    "pad space": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: F.pad(x, (1, 1, 1, 1)), nn.Conv2d(8, 5, 3)),
+    "pad channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: F.pad(x, (0, 0, 0, 0, 4, 4)), nn.Conv2d(16, 5, 3)),
+    "channel shuffle": lambda: Piece(nn.Conv2d(16, 8, 3), nn.ChannelShuffle(2), nn.Conv2d(8, 5, 3)),
+    "pixel shuffle": lambda: Piece(nn.Conv2d(16, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 5, 3)),
+    "split": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.chunk(2, 1)[1], nn.Conv2d(4, 5, 3)),
+    "slice of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x[:, 2:6], nn.Conv2d(4, 5, 3)),
+    "permute": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 2, 3, 1), nn.Linear(8, 5)),
+    "cat with itself": lambda: Piece(nn.Conv2d(16, 8, 3), with_self, nn.Conv2d(16, 5, 3)),
+    "cat negative axis": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3], x], -3), nn.Conv2d(11, 5, 3)),
+    "cat along rows": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.cat([x * 2, x], 2), nn.Conv2d(8, 5, 3)),
+    "cat of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3] * 0, x], 1), nn.Conv2d(11, 5, 3)),
+    "own gate": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x * torch.sigmoid(x), nn.Conv2d(8, 5, 3)),
+    "product with its mean": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: x * x.mean(1, keepdim=True), nn.Conv2d(8, 5, 3)
+    ),
+    "softmax over channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.softmax(1), nn.Conv2d(8, 5, 3)),
+    "grouped reader": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x, nn.Conv2d(8, 6, 3, groups=2)),
+    "tokens": lambda: Tokens(nn.Linear(16, 8), lambda x: x, nn.Linear(8, 5)),
+    "flattened tokens": lambda: Tokens(nn.Linear(16, 8), lambda x: torch.flatten(x, 1), nn.Linear(64 * 8, 5)),
+    "mean of tokens": lambda: Tokens(nn.Linear(16, 8), lambda x: x.mean(1), nn.Linear(8, 5)),
+    "class token": lambda: Tokens(nn.Linear(16, 8), lambda x: torch.cat([x[:, :1] * 0, x], 1), nn.Linear(8, 5)),
+    "tokens as a map": lambda: Tokens(
+        nn.Linear(16, 8), lambda x: x.transpose(1, 2).unflatten(2, (8, 8)), nn.Conv2d(8, 5, 3)
+    ),
+    "mixed tokens": lambda: Tokens(nn.Linear(16, 64), lambda x: x.transpose(1, 2), nn.Linear(64, 5)),
+    "instance norm": lambda: Piece(nn.Conv2d(16, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 5, 3)),
+    "group norm": lambda: Piece(nn.Conv2d(16, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 5, 3)),
+    "upsampling": lambda: Piece(nn.Conv2d(16, 8, 3), nn.Upsample(scale_factor=2), nn.Conv2d(8, 5, 3)),
+    "prelu": lambda: Piece(nn.Conv2d(16, 8, 3), nn.PReLU(8), nn.Conv2d(8, 5, 3)),
+    "max pool over channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.amax(1, keepdim=True), nn.Conv2d(1, 5, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_nothing_is_guessed(name: str) -> None:
+    """Readers are the true ones at the true inputs; where there is no rule, the op is named and none is claimed."""
+    piece = PIECES[name]()
+    target = Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))
+    site = analyse(target).site("a")
+    for channel in (0, 3):
+        check_readers(target, site, channel)
+    assert site.readers or site.stopped
+    for why in site.stopped:
+        assert why.strip(), "a stop without a reason"
+
+
+def test_frozen_batch_norm_is_batch_norm() -> None:
+    from torchvision.models import resnet18
+    from torchvision.ops.misc import FrozenBatchNorm2d
+
+    target = Target(resnet18(norm_layer=FrozenBatchNorm2d).eval(), (3, 64, 64))
+    site = analyse(target).site("layer1.0.conv1")
+    assert site.norm == "layer1.0.bn1"
+    assert site.activation is not None
+    assert [reader.module for reader in site.readers] == ["layer1.0.conv2"]
+
+
+@pytest.mark.parametrize("activation", [nn.PReLU, nn.ReLU, nn.Identity])
+def test_a_batch_norm_with_an_activation_of_its_own(activation: Any) -> None:
+    """timm's BatchNormAct2d: what it applies is known, or the walk ends there."""
+    from timm.layers import BatchNormAct2d
+
+    model = nn.Sequential(
+        nn.Conv2d(16, 8, 3), BatchNormAct2d(8, act_layer=activation), nn.Sigmoid(), nn.Conv2d(8, 4, 3)
+    )
+    site = analyse(Target(model.eval(), (16, 8, 8), mean=(0,), std=(1,))).site("0")
+    expected = {nn.PReLU: None, nn.ReLU: "relu", nn.Identity: "sigmoid"}[activation]
+    assert (site.activation and site.activation.name) == expected
+
+
+def test_a_norm_used_twice_is_nobodys_own() -> None:
+    """To write a threshold into a batch norm that two layers share would change the other one's channel."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+            self.head = nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.norm(self.a(x))) + torch.relu(self.norm(self.b(x))))
+
+    sites = analyse(Target(Shared().eval(), (3, 12, 12))).sites
+    assert sites["a"].problem
+    assert sites["b"].problem
+
+
+def test_a_layer_called_twice_is_refused() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.again, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.stem(x))
+            return self.head(torch.relu(self.again(torch.relu(self.again(x)))))
+
+    site = analyse(Target(Twice().eval(), (3, 12, 12))).site("again")
+    assert "more than once" in str(site.problem)
+    assert "more than once" in str(site.additive_problem)
+
+
+def test_two_paths_before_the_activation_leave_no_silence() -> None:
+    class Fork(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            return self.b(torch.relu(x)) + self.c(x)
+
+    target = Target(Fork().eval(), (3, 12, 12))
+    site = analyse(target).site("a")
+    assert site.activation is None
+    assert site.problem
+    check_readers(target, site, 2)
