@@ -1,9 +1,11 @@
 """False positives beside their bounds, on real models: ``python benchmarks/certificates.py [--quick]``.
 
-For each layer, 20 random detectors with their triggers. As in the paper, half of the photographs gives the bounds and the
-other half the empirical rate, at thresholds from half to all of the weakest trigger's response. Exit status 1 if an
-empirical rate is above a bound by more than its sampling error, or if the statistics cost too much beside the bare
-forward pass to the layer.
+For each layer, 20 random detectors with their triggers. As in the paper, half of the photographs gives the bounds and
+the other half the empirical rate, at thresholds from half to all of the weakest trigger's response. The last columns are
+the paper's bounds over ours, and the time of the statistics over that of the bare forward pass to the layer.
+
+Exit status 1 if an empirical rate is above a bound, or if the statistics cost too much. The cap is no bound but the
+expectation itself, so that rates fall on both sides of it: there, only what sampling can't explain counts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,16 @@ LAYERS = {
     "efficientnet_lite0": ("blocks.2.0.conv_pw", "blocks.3.0.conv_pw", "blocks.4.0.conv_pw", "blocks.6.0.conv_pw"),
 }
 FRACTIONS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-BOUNDS = ("theorem1_printed", "theorem1", "theorem1_sharp", "cantelli", "cap", "cap_upper", "theorem2", "clopper_pearson")
+BOUNDS = (
+    "theorem1_printed",
+    "theorem1",
+    "theorem1_sharp",
+    "cantelli",
+    "cap",
+    "cap_upper",
+    "theorem2",
+    "clopper_pearson",
+)
 CONFIDENCE = 0.95
 HIGHEST_OVERHEAD = 0.15
 
@@ -102,7 +113,7 @@ def main() -> int:
     by_image = options.level == "image"
     images, detectors = (60, 6) if options.quick else (500, 20)
     print(f"| model, layer | d | Δ/R | {options.level}s | empirical | " + " | ".join(BOUNDS)
-          + " | theorem1/cap | theorem2/cp | overhead |")  # fmt: skip
+          + " | printed/cap | theorem2/cp | overhead |")  # fmt: skip
     print("|" + "---|" * (len(BOUNDS) + 8))
     failures = []
     for name, layers in LAYERS.items():
@@ -132,14 +143,18 @@ def main() -> int:
             error = sampling_error(counts, samples)
             for k, fraction in enumerate(FRACTIONS):
                 for bound in BOUNDS:
-                    if empirical[k] - error[k] > bounds[bound][k]:
-                        failures.append(f"{layer} at {fraction:.1f} R: {empirical[k]:.2g} is above {bound}, "
-                                        f"{bounds[bound][k]:.2g}")  # fmt: skip
-                factor = bounds["theorem1"][k] / max(bounds["cap"][k], 1e-300)
+                    allowed = bounds[bound][k] + (error[k] if bound == "cap" else 0)
+                    told = f"{layer} at {fraction:.1f} R: {empirical[k]:.2g} is above {bound}, {bounds[bound][k]:.2g}"
+                    if empirical[k] > allowed:
+                        failures.append(told)
+                    elif empirical[k] > bounds[bound][k]:
+                        print(f"{told}, within sampling error ({counts[:, k].sum()} exceedances)", file=sys.stderr)
+                cap = bounds["cap"][k]  # 0 where no norm reaches the threshold
+                factor = f"{bounds['theorem1_printed'][k] / cap:.0e}" if cap else "∞"
                 print(f"| {name} {layer} | {site.dimension} | {fraction:.1f} | {samples}×{detectors} | "
                       f"{number(empirical[k])} | "
                       + " | ".join(number(bounds[bound][k]) for bound in BOUNDS)
-                      + f" | {factor:.0e} | {bounds['theorem2'][k] / bounds['clopper_pearson'][k]:.0f} | {cost:.1%} |",
+                      + f" | {factor} | {bounds['theorem2'][k] / bounds['clopper_pearson'][k]:.0f} | {cost:.1%} |",
                       flush=True)  # fmt: skip
             print(f"{layer}: weakest trigger {weakest / natural:.1f} × the largest natural response", file=sys.stderr)
     for failure in failures:

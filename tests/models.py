@@ -73,7 +73,7 @@ def _library(name: str, size: int) -> Target:
 
             arguments = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
             built = torchvision.models.get_model(model, weights=None, **arguments)
-    return Target(built.eval(), (3, size, size))
+    return Target(settle(built), (3, size, size))
 
 
 def library(name: str, size: int = 224) -> Target:

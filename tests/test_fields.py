@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,26 +34,45 @@ def made_positive(model: nn.Module) -> nn.Module:
     return model
 
 
-def support(target: Target, site: Site, position: tuple[int, int]) -> list[tuple[int, int]]:
-    """The rows and the columns, from the first to one past the last, that change the layer's output at a position."""
+class _Enough(Exception):
+    """Ends a forward pass after the last site."""
+
+
+def outputs(target: Target, sites: list[Site]) -> dict[str, list[Tensor]]:
+    """Each site's output for an image, for copies with one row changed, and for copies with one column changed."""
     channels, height, width = target.input_shape
     base = 0.01 + 0.01 * torch.rand(1, channels, height, width, dtype=torch.float64)
     rows = base.repeat(height, 1, 1, 1)
     rows[range(height), :, range(height)] += 1
     columns = base.repeat(width, 1, 1, 1)
     columns[range(width), :, :, range(width)] += 1
-    caught: list[Tensor] = []
-    hook = site.layer(target.model).register_forward_hook(lambda _, __, output: caught.append(output))
-    try:
-        with evaluation_mode(target.model), torch.no_grad():
-            for images in (base, rows, columns):
+    caught: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+
+    def catch(name: str, count: int) -> Callable[..., None]:
+        def hook(_: nn.Module, __: object, output: Tensor) -> None:
+            caught[name].append(output)
+            if min(len(maps) for maps in caught.values()) == count:
+                raise _Enough
+
+        return hook
+
+    for count, images in enumerate((base, rows, columns), 1):
+        hooks = [site.layer(target.model).register_forward_hook(catch(site.name, count)) for site in sites]
+        try:
+            with evaluation_mode(target.model), torch.no_grad(), suppress(_Enough):
                 target.model(images)
-    finally:
-        hook.remove()
-    before = caught[0][0, :, position[0], position[1]]
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return caught
+
+
+def support(maps: list[Tensor], position: tuple[int, int]) -> list[tuple[int, int]]:
+    """The rows and the columns, from the first to one past the last, that change a layer's output at a position."""
+    before, *changed = (m[:, :, position[0], position[1]] for m in maps)
     spans = []
-    for maps in caught[1:]:
-        seen = (maps[:, :, position[0], position[1]] != before).any(1).nonzero()
+    for after in changed:
+        seen = (after != before).any(1).nonzero()
         spans.append((int(seen.min()), int(seen.max()) + 1))
     return spans
 
@@ -59,6 +82,18 @@ def claimed(target: Target, site: Site, position: tuple[int, int]) -> list[tuple
     return [(start, start + size) for start, size in zip(region.start, region.size, strict=True)]
 
 
+def check(target: Target, site: Site, position: tuple[int, int], true: list[tuple[int, int]]) -> None:
+    """The field is the support; at the far border, where strides leave pixels over, it may reach into those."""
+    assert site.field is not None
+    where = (site.name, position)
+    for axis, index, pixels, ours, theirs in zip(
+        site.field, position, target.input_shape[1:], claimed(target, site, position), true, strict=True
+    ):
+        assert ours[0] == theirs[0], where
+        beyond = axis.start + axis.jump * index + axis.size > pixels
+        assert theirs[1] <= ours[1] <= theirs[1] + (axis.jump - 1 if beyond else 0), where
+
+
 def positions(site: Site) -> list[tuple[int, int]]:
     height, width = site.grid
     return sorted({(0, 0), (height // 2, width // 3), (height - 1, width - 1), (0, width - 1), (1 % height, 1 % width)})
@@ -66,11 +101,11 @@ def positions(site: Site) -> list[tuple[int, int]]:
 
 NETWORKS = {
     "torchvision:resnet18": ["conv1", "layer1.0.conv1", "layer1.1.conv2", "layer2.0.conv2", "layer2.0.downsample.0"],
-    "torchvision:vgg11": ["features.0", "features.6", "features.8", "features.13"],
+    "torchvision:vgg11": ["features.0", "features.6", "features.8"],
     "torchvision:mobilenet_v2": ["features.0.0", "features.2.conv.1.0", "features.3.conv.0.0", "features.5.conv.1.0"],
     "torchvision:densenet121": [
         "features.conv0", "features.denseblock1.denselayer1.conv2", "features.denseblock1.denselayer3.conv1",
-        "features.transition1.conv", "features.denseblock2.denselayer1.conv2",
+        "features.transition1.conv",
     ],
     "torchvision:squeezenet1_0": ["features.0", "features.3.squeeze", "features.4.expand3x3", "features.7.squeeze", "features.8.expand1x1"],
     "torchvision:googlenet": ["conv2.conv", "conv3.conv", "inception3a.branch2.1.conv", "inception3b.branch1.conv"],
@@ -78,19 +113,18 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [(64, 64), (63, 70)])
+@pytest.mark.parametrize("size", [(48, 48), (47, 54)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_fields_are_the_support_in_real_networks(name: str, size: tuple[int, int]) -> None:
-    import copy
-
     model = made_positive(copy.deepcopy(models.library(name, 64).model))
     target = Target(model, (3, *size), **CONVENTIONS)
     sites = analyse(target).sites
-    for site_name in NETWORKS[name]:
-        site = sites[site_name]
-        assert site.field is not None, site_name
+    chosen = [sites[site_name] for site_name in NETWORKS[name]]
+    maps = outputs(target, chosen)
+    for site in chosen:
+        assert site.field is not None, site.name
         for position in positions(site):
-            assert claimed(target, site, position) == support(target, site, position), (site_name, position)
+            check(target, site, position, support(maps[site.name], position))
 
 
 CHAINS = {
@@ -112,14 +146,16 @@ CHAINS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", CHAINS)
 def test_fields_of_every_kind_of_window(name: str) -> None:
     model = made_positive(nn.Sequential(*CHAINS[name]))
     target = Target(model, (3, 22, 25), **CONVENTIONS)
     site = analyse(target).site(str(len(model) - 1))
     assert site.field is not None
+    maps = outputs(target, [site])[site.name]
     for position in positions(site):
-        assert claimed(target, site, position) == support(target, site, position), position
+        check(target, site, position, support(maps, position))
 
 
 class Wrapped(nn.Module):
@@ -157,13 +193,14 @@ def test_fields_contain_the_support_whatever_comes_between(name: str) -> None:
     between, channels, tight = OPERATIONS[name]
     target = Target(made_positive(Wrapped(between, channels)), (3, 24, 24), **CONVENTIONS)
     site = analyse(target).site("last")
+    maps = outputs(target, [site])[site.name]
     for position in positions(site):
-        ours, true = claimed(target, site, position), support(target, site, position)
+        ours, true = claimed(target, site, position), support(maps, position)
         for (first, last), (true_first, true_last) in zip(ours, true, strict=True):
             assert first <= true_first, (position, ours, true)
             assert true_last <= last, (position, ours, true)
         if tight:
-            assert ours == true, position
+            check(target, site, position, true)
 
 
 def test_the_whole_input_is_seen_through_what_mixes_positions() -> None:

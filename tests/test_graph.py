@@ -22,7 +22,8 @@ ARCHITECTURES = [
     "torchvision:squeezenet1_0", "torchvision:shufflenet_v2_x1_0", "torchvision:mnasnet0_5",
     "timm:seresnet50", "timm:regnety_004", "timm:convnext_atto", "timm:tf_efficientnet_lite0", "timm:mobilenetv3_small_050",
 ]  # fmt: skip
-SAMPLE = 9  # sites of each architecture, spread over its depth
+SAMPLE = 8  # sites of each architecture, spread over its depth
+LARGE = ("vit_b_16", "vgg16", "vgg16_bn", "resnet50")  # fewer of these
 
 
 def is_depthwise(layer: nn.Module) -> bool:
@@ -59,11 +60,11 @@ def changed_inputs(target: Target, name: str, channel: int) -> dict[str, set[int
             differs = (given[0] != before).movedim(axis, 0).flatten(1).any(1)
             if bool(differs.any()):
                 found.setdefault(layer_name, set()).update(differs.nonzero().squeeze(1).tolist())
-            return result
+            return result.clone()  # activations after it may work in place
 
         return hook
 
-    images = torch.rand(2, *target.input_shape)
+    images = torch.rand(1, *target.input_shape)
     layers = {n: m for n, m in target.model.named_modules() if isinstance(m, LAYERS)}
     for make, shifts in ((lambda n, m: record(n), (0.0,)), (compare, (30.0, -30.0))):
         handles = [m.register_forward_hook(make(n, m)) for n, m in layers.items()]
@@ -101,21 +102,23 @@ def test_readers_are_the_layers_that_see_the_channel(name: str) -> None:
     sites = list(analyse(target).sites.values())
     read = [site for site in sites if site.readers]
     assert read, "no readers at all"
-    chosen = read[:: max(1, len(read) // SAMPLE)] + [s for s in sites if not s.readers][:2]
+    sample = 3 if name.endswith(LARGE) else SAMPLE
+    chosen = read[:: max(1, len(read) // sample)] + [s for s in sites if not s.readers][:2]
     for index, site in enumerate(chosen):
         check_readers(target, site, (7 * index + 3) % site.channels)
 
 
 EXPECTED = [  # (model, site, norm, activation, readers with their first input of channel 0, what it stops at)
     ("torchvision:resnet50", "layer1.0.conv1", "layer1.0.bn1", "relu", {"layer1.0.conv2": 0}, []),
-    ("torchvision:resnet50", "layer1.0.conv3", "layer1.0.bn3", None, {}, ["addition"]),
+    ("torchvision:resnet50", "layer1.0.conv3", "layer1.0.bn3", None,
+     dict.fromkeys(["layer1.1.conv1", "layer1.2.conv1", "layer2.0.conv1", "layer2.0.downsample.0"], 0), []),
     ("torchvision:resnet50", "conv1", "bn1", "relu", {"layer1.0.conv1": 0, "layer1.0.downsample.0": 0}, []),
     ("torchvision:vgg16", "features.0", None, "relu", {"features.2": 0}, []),
     ("torchvision:vgg16", "features.28", None, "relu", {"classifier.0": 0}, []),
     ("torchvision:vgg16_bn", "features.0", "features.1", "relu", {"features.3": 0}, []),
     ("torchvision:vgg16", "classifier.6", None, None, {}, ["the model's output"]),
     ("torchvision:mobilenet_v2", "features.2.conv.0.0", "features.2.conv.0.1", "relu6", {"features.2.conv.2": 0}, []),
-    ("torchvision:mobilenet_v3_large", "features.1.block.0.0", "features.1.block.0.1", "relu", {"features.1.block.1.0": 0}, []),
+    ("torchvision:mobilenet_v3_large", "features.2.block.0.0", "features.2.block.0.1", "relu", {"features.2.block.2.0": 0}, []),
     ("torchvision:efficientnet_b0", "features.2.0.block.0.0", "features.2.0.block.0.1", "silu",
      {"features.2.0.block.2.fc1": 0, "features.2.0.block.3.0": 0}, []),
     ("torchvision:densenet121", "features.denseblock1.denselayer1.conv1", "features.denseblock1.denselayer1.norm2", "relu",
@@ -151,12 +154,12 @@ def test_what_follows_a_channel(
 def test_a_gate_is_told_from_what_it_gates() -> None:
     """The last layer of a squeeze-and-excite block gates a product: silencing it would silence a channel for good."""
     sites = analyse(models.library("torchvision:efficientnet_b0", 64)).sites
-    gate = sites["features.2.0.block.2.fc2"]
+    gate = sites["features.6.0.block.2.fc2"]
     assert gate.activation is not None
     assert gate.activation.name == "sigmoid"
     assert "gates" in str(gate.problem)
-    squeeze = sites["features.2.0.block.2.fc1"]
-    assert [reader.module for reader in squeeze.readers] == ["features.2.0.block.2.fc2"]
+    squeeze = sites["features.6.0.block.2.fc1"]
+    assert [reader.module for reader in squeeze.readers] == ["features.6.0.block.2.fc2"]
     assert squeeze.problem is None or "dimension" in squeeze.problem
 
 

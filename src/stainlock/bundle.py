@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -42,11 +41,12 @@ def write_bundle(target: Target, folder: Path, final: Path) -> None:
         "std": target.std,
         "bounds": target.bounds,
         "part": target.part,
-        "dtype": str(target.dtype).removeprefix("torch."),
         "digest": model_digest(target.model),
     }
     save_file(_separate(target.model.state_dict()), folder / _WEIGHTS)
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    for name in (_WEIGHTS, _MANIFEST):
+        (folder / name).chmod(0o644)  # to be shipped, not a secret
 
 
 def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ def _portable(reference: str, final: Path) -> str:
 def load_bundle(path: str | Path) -> Target:
     """Build the model a bundle describes and check that its weights are the ones written then."""
     from stainlock.references import load_reference
-    from stainlock.weights import load_weights
+    from stainlock.weights import load_weights, read_weights
 
     path = Path(path)
     manifest = _read_manifest(path)
@@ -79,7 +79,10 @@ def load_bundle(path: str | Path) -> Target:
     if colon and file.endswith(".py"):
         reference = f"{Path(os.path.normpath(path.resolve() / file))}:{factory}"
     built = load_reference(reference, weights=None if file.endswith(".py") else "random")
-    built.model.to(getattr(torch, manifest["dtype"]))
+    stored = read_weights(path / _WEIGHTS)
+    for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
+        if name in stored:  # half precision, wholly or in part, comes back as it was saved
+            tensor.data = tensor.data.to(stored[name].dtype)
     load_weights(built.model, path / _WEIGHTS)
     if model_digest(built.model) != manifest["digest"]:
         raise FileError(f"{path / _WEIGHTS} was altered after it was written: its digest differs from {_MANIFEST}")
@@ -100,7 +103,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
-        missing = {"reference", "input_shape", "mean", "std", "bounds", "part", "dtype", "digest"} - set(manifest)
+        missing = {"reference", "input_shape", "mean", "std", "bounds", "part", "digest"} - set(manifest)
         if missing:
             raise KeyError(sorted(missing)[0])
     except OSError as error:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from stainlock.errors import SiteError
 from stainlock.sites import Site, layer_input
-from stainlock.target import Target
+from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, has, raw
 
 
@@ -32,6 +33,24 @@ def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, gro
         parameters["bias"] = kernels.new_zeros(len(kernels))
     maps: Tensor = functional_call(layer, parameters, (features,))
     return maps[:, group * count : (group + 1) * count]
+
+
+def check_weight_is_used(target: Target, site: Site) -> None:
+    """Refuse a layer that standardises its weight before using it: what is written there is not what acts."""
+    layer = site.layer(target.model)
+    if type(layer) in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d):
+        return
+    generator = torch.Generator().manual_seed(0)
+    low, high = target.bounds
+    image = low + (high - low) * torch.rand(1, *target.input_shape, generator=generator)
+    detector = torch.randn(1, site.dimension, generator=generator)
+    with evaluation_mode(target.model), torch.no_grad():
+        features = layer_input(target, site, image)
+        once, twice = (respond(site, target, features, detector * n) for n in (1, 2))
+    if not torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max())):
+        raise SiteError(
+            f"{site.name} is a {type(layer).__name__}, which changes its weight before using it: use another"
+        )
 
 
 def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) -> tuple[int, ...]:

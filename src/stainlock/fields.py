@@ -83,8 +83,8 @@ def _rule(
     )
     if not positionwise:
         return None
-    # A factor of one pixel (a pooled gate) would broadcast; maps of one size share positions.
-    sizes = {shapes[n][2:] for n in node.all_input_nodes if len(shapes.get(n, ())) == 4}
+    # A factor of one pixel (a pooled gate) would broadcast, a concatenation may lengthen: equal sizes share positions.
+    sizes = {shapes[n][2:] for n in (node, *node.all_input_nodes) if len(shapes.get(n, ())) == 4}
     return _union(sources) if len(sizes) == 1 else None
 
 

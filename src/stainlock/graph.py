@@ -30,7 +30,7 @@ _KEEPING_MODULES = (
 )  # fmt: skip
 _KEEPING_NAMES = {
     "dropout", "dropout2d", "stochastic_depth", "drop_path", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d",
-    "adaptive_max_pool2d", "contiguous", "clone", "pad", "_assert",
+    "adaptive_max_pool2d", "contiguous", "clone", "_assert",
 }  # fmt: skip
 
 
@@ -154,6 +154,9 @@ def keeps_channels(part: TracedPart, node: fx.Node) -> bool:
         return isinstance(leaf, _KEEPING_MODULES) or type(leaf).__name__ in ("StochasticDepth", "DropPath")
     if operation(part, node) == "mean":
         return _spatial_mean(node)
+    if operation(part, node) == "pad":
+        sides = node.kwargs.get("pad", node.args[1] if len(node.args) > 1 else None)
+        return isinstance(sides, list | tuple) and len(sides) <= 4  # rows and columns only
     return node.op in ("call_function", "call_method") and operation(part, node) in _KEEPING_NAMES
 
 
@@ -217,7 +220,7 @@ def _step(
         yield go(path=(*path, activation))
     elif keeps_channels(part, user):
         yield go()
-    elif name in ("flatten", "Flatten") and (before := shapes.get(place.node)) is not None:
+    elif name in ("flatten", "Flatten") and _flattens_all(part, user, before := shapes.get(place.node, ())):
         area = math.prod(before[2:])
         yield go(offset=place.offset * area, repeat=place.repeat * area)
     elif name in ("cat", "concat") and (ahead := _channels_ahead(place.node, user, shapes)) is not None:
@@ -232,6 +235,19 @@ def _step(
         yield go(merged=True)
     else:
         found.stopped.append(f"{name} at {user.name}")
+
+
+def _flattens_all(part: TracedPart, node: fx.Node, before: tuple[int, ...]) -> bool:
+    """A map of channels and positions becomes one axis, channel after channel."""
+    if node.op == "call_module":
+        leaf = part.leaf(node)
+        first, last = getattr(leaf, "start_dim", 1), getattr(leaf, "end_dim", -1)
+    else:
+        given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
+        first, last = given.get("start_dim", 0), given.get("end_dim", -1)
+    if len(before) not in (2, 4) or not isinstance(first, int) or not isinstance(last, int):
+        return False
+    return first % len(before) == 1 and last % len(before) == len(before) - 1
 
 
 def _same_channels(user: fx.Node, shapes: dict[fx.Node, tuple[int, ...]]) -> bool:

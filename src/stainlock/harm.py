@@ -92,12 +92,15 @@ def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: boo
 def fold_loss(analysis: Analysis, site: Site, resting: dict[int, float]) -> list[Write]:
     """Writes that put channels' expected contributions into their readers' biases.
 
-    ``resting`` says, for each channel given up, what it will rest at; the difference is what readers miss.
+    ``resting`` says, for each channel given up, what it will rest at; the difference is what readers miss. Where no
+    batch norm has statistics of the channel biases stay: a mean over synthetic inputs did more harm than good.
     """
     model = analysis.target.model
     writes = []
     moments = site_moments(analysis, site)
     for reader in site.readers:
+        if site.norm is None and not any(isinstance(step, str) and _is_norm(model, step) for step in reader.path):
+            continue
         layer = model.get_submodule(reader.module)
         missing: Tensor | float = 0.0
         for channel, rest in resting.items():
@@ -111,6 +114,10 @@ def fold_loss(analysis: Analysis, site: Site, resting: dict[int, float]) -> list
             running = exact(model.get_submodule(norm), "running_mean") - missing
             writes.append(write(model, f"{norm}.running_mean", (None,), running, "fold"))
     return writes
+
+
+def _is_norm(model: nn.Module, name: str) -> bool:
+    return is_batch_norm(model.get_submodule(name))
 
 
 def site_moments(analysis: Analysis, site: Site) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from stainlock.target import Target
 
 FORMAT = "stainlock-certificate"
 VERSION = 1
-CURVE_POINTS = 48  # thresholds of the curve, from near 0 to a little above the trigger's response
+CURVE_POINTS = 32  # thresholds of the curve, from near 0 to a little above the trigger's response
 Progress = Callable[[int, int], None]
 
 

@@ -58,7 +58,8 @@ class NormHistogram:
 class MeanCaps:
     """Y_i(Δ) = the mean over the windows of image i of cap_d(Δ/‖φ‖): a random detector's chance, for each threshold.
 
-    Images are independent where positions are not, so what follows from the Y_i needs no more than that.
+    Images are independent where positions are not, so what follows from the Y_i needs no more than that. Thresholds
+    below 0 get no bound: Y counts as 1.
     """
 
     def __init__(self, thresholds: FloatArray, dimension: int) -> None:
@@ -127,7 +128,8 @@ class MeanCaps:
         if len(new):
             cosines = self.thresholds / NormHistogram.upper_edges(new)[:, None]
             self._row_of[new] = len(self._rows) + np.arange(len(new))
-            self._rows = np.concatenate([self._rows, log_cap(cosines, self.dimension)])
+            logs = np.where(self.thresholds < 0, 0.0, log_cap(cosines, self.dimension))
+            self._rows = np.concatenate([self._rows, logs])
         return self._rows[self._row_of[bins]]
 
 
@@ -146,7 +148,7 @@ class ResponseCounts:
         # Only rows that reach the lowest threshold anywhere need to be looked at position by position.
         reaching = (merged.amax(2) > float(self._edges[0])).nonzero()
         if len(reaching):
-            values = merged[reaching[:, 0], reaching[:, 1]].double().cpu()
+            values = merged[reaching[:, 0], reaching[:, 1]].cpu().double()
             passed = torch.bucketize(values, self._edges)  # how many thresholds are strictly below the response
             flat = (passed + reaching[:, 1:].cpu() * bins).flatten()
             found = torch.bincount(flat, minlength=rows * bins).view(rows, bins).numpy()

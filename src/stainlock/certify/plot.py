@@ -58,9 +58,9 @@ def render(certificate: Certificate, kind: str) -> bytes:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise FileError("plots need matplotlib: pip install stainlock[plot]") from error
-    settings = {"svg.hashsalt": "stainlock", "svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif"}
+    settings: dict[Any, Any] = {"svg.hashsalt": "stainlock", "svg.fonttype": "none", "font.size": 9}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=_SIZE, layout="none")
+        figure = Figure(figsize=_SIZE)
         axes = figure.add_axes((0.09, 0.115, 0.66, 0.77))
         _draw(axes, certificate)
         buffer = io.BytesIO()
@@ -91,9 +91,10 @@ def _draw(axes: Any, certificate: Certificate) -> None:
             ends.append((float(y[-1]), style.label))
         else:
             _label_exit(axes, x, y, lowest, style.label)
-    axes.plot(x[seen], empirical[seen], color="0.0", linewidth=2.6, solid_capstyle="butt")
     if seen.any():
         largest = certificate.largest_response / R
+        tail = ([*x[seen], largest], [*empirical[seen], 1 / certificate.samples])
+        axes.plot(*tail, color="0.0", linewidth=2.6, solid_capstyle="butt")
         axes.plot([largest], [1 / certificate.samples], marker="D", markersize=6, color="0.0", linestyle="none")
         axes.annotate(
             f"natural responses,\nthe largest {largest:.2f} R", (largest, 1 / certificate.samples),

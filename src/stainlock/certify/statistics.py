@@ -94,7 +94,7 @@ class Statistics:
             self.by_position.add(responses)
         largest = responses.amax(2, keepdim=True)
         self.by_image.add(largest)
-        self.maxima = torch.maximum(self.maxima, largest.amax((0, 2)).double().cpu())
+        self.maxima = torch.maximum(self.maxima, largest.amax((0, 2)).cpu().double())
         self._add_norms(windows)
         total = windows.total()
         self._total = total if self._total is None else self._total + total
@@ -110,7 +110,7 @@ class Statistics:
         if self._last is None or self._total is None:
             raise ValueError("expected at least 2 samples, got 0")
         sums = [self._last.sum_of(self._total, group) for group in self._feature_groups]
-        return torch.stack(sums).mean(0).cpu() / self.samples
+        return torch.stack(sums).mean(0) / self.samples
 
     def moments(self) -> Moments:
         """‖μ‖ and tr C = E‖φ‖² − ‖μ‖²."""
@@ -125,7 +125,7 @@ class Statistics:
         return torch.cat(each, 1)
 
     def _add_norms(self, windows: Windows) -> None:
-        norms = torch.cat([windows.norms(group) for group in self._feature_groups], 1).double().cpu().numpy()
+        norms = torch.cat([windows.norms(group) for group in self._feature_groups], 1).cpu().double().numpy()
         bins = self.norms.bins(norms)
         self.norms.add(bins)
         self.caps.add(bins)

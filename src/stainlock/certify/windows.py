@@ -36,6 +36,9 @@ class Windows(Protocol):
     def responses(self, detectors: Tensor, group: int) -> Tensor:
         """v·φ of detectors ``(D, d)`` at every position: ``(N, D, P)``."""
 
+    def vectors(self, places: Tensor, group: int) -> Tensor:
+        """φ itself at a few positions, counted along ``P``: ``(N, len(places), d)``."""
+
     def total(self) -> Tensor:
         """What to add up over batches for the windows' sum."""
 
@@ -51,7 +54,9 @@ def windows_of(target: Target, site: Site, features: Tensor, images: int, *, ove
         return _convolution(site.layer(target.model), features, overlapping)
     if site.kind == "transposed":
         return Vectors(features.flatten(2).transpose(1, 2))
-    if features.shape[0] % images or (site.grid and tuple(features.shape[1:-1]) != site.grid):
+    if features.dim() == 3 and features.shape[1] == images and site.grid == (1,):
+        features = features.transpose(0, 1)  # tokens first, images second (``batch_first=False``)
+    elif features.shape[0] % images or (site.grid and tuple(features.shape[1:-1]) != site.grid):
         raise SiteError(
             f"{site.name} is given {tuple(features.shape)} for {images} images: expected images along the first axis"
         )
@@ -71,8 +76,11 @@ class Vectors:
     def responses(self, detectors: Tensor, group: int) -> Tensor:
         return (self.features @ detectors.to(self.features).T).transpose(1, 2)
 
+    def vectors(self, places: Tensor, group: int) -> Tensor:
+        return self.features[:, places]
+
     def total(self) -> Tensor:
-        return self.features.sum((0, 1)).double()
+        return self.features.sum((0, 1)).cpu().double()
 
     def sum_of(self, total: Tensor, group: int) -> Tensor:
         return total
@@ -103,8 +111,19 @@ class ConvolutionWindows:
         kernels = detectors.to(mine).view(len(detectors), mine.shape[1], *self.kernel)
         return F.conv2d(mine, kernels, None, self.step, self.padding, self.dilation).flatten(2)
 
+    def vectors(self, places: Tensor, group: int) -> Tensor:
+        height, width = self.padding
+        padded = F.pad(self._of(self.features, group), (width, width, height, height))
+        rows, columns = (self._starts(padded.shape[axis], axis - 2) for axis in (2, 3))
+        taps = [torch.arange(k) * d for k, d in zip(self.kernel, self.dilation, strict=True)]
+        cut = [
+            padded[:, :, rows[place // len(columns)] + taps[0]][..., columns[place % len(columns)] + taps[1]]
+            for place in places.tolist()
+        ]
+        return torch.stack([window.flatten(1) for window in cut], 1)
+
     def total(self) -> Tensor:
-        return self.features.sum(0).double()
+        return self.features.sum(0).cpu().double()
 
     def sum_of(self, total: Tensor, group: int) -> Tensor:
         height, width = self.padding

@@ -8,7 +8,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ VERBS = (
     "stain",
     "verify",
     "evaluate",
+    "certify",
     "diff",
     "apply",
     "demo",
@@ -33,7 +35,22 @@ DEBUG = "STAINLOCK_DEBUG"
 
 
 class _Interrupted(Exception):
-    """Ctrl-C, told apart before click prints an empty line for it."""
+    """Ctrl-C."""
+
+
+class _ReaderLeft(Exception):
+    """Nobody reads our output any more."""
+
+
+@contextmanager
+def _before_click_handles_it() -> Iterator[None]:
+    """click would print an empty line for Ctrl-C, and end with 1, a verdict, where a pipe breaks."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _Interrupted from None
+    except BrokenPipeError:
+        raise _ReaderLeft from None
 
 
 class _Verbs(click.Group):
@@ -46,11 +63,13 @@ class _Verbs(click.Group):
         command: click.Command = importlib.import_module(f"stainlock.cli.{cmd_name}").command
         return command
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with _before_click_handles_it():
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _before_click_handles_it():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
 
 
 @click.command(cls=_Verbs, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status if isinstance(status, int) else 0
     except (_Interrupted, KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
+    except (_ReaderLeft, BrokenPipeError):
         # Whoever read our output has gone; at exit Python would flush into the pipe once more and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

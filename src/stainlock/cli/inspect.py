@@ -2,37 +2,94 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from stainlock.sites import Analysis, Site
+    from stainlock.suitability import Suitability
 
 
 @click.command("inspect")
 @click.argument("model")
+@click.option("--suitability", is_flag=True, help="Also measure at every usable site how far a trigger stands out.")
+@click.option("--data", type=FILE, metavar="DIR", help="Natural images for --suitability, instead of synthetic inputs.")
+@click.option("--limit", type=click.IntRange(min=2), default=64, show_default=True, metavar="N",
+              help="At most N images of --data.")  # fmt: skip
 @weights_option
 @seed_option()
 @output_options
-def command(report: Report, model: str, weights: str | None, seed: int | None) -> None:
+def command(
+    report: Report,
+    model: str,
+    suitability: bool,
+    data: Path | None,
+    limit: int,
+    weights: str | None,
+    seed: int | None,
+) -> None:
     """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
     from stainlock.sites import analyse
 
+    if data is not None and not suitability:
+        raise ValueError("expected --suitability with --data")
     analysis = analyse(load_model(model, weights, seed))
     recommended = _recommended(analysis)
     sites = sorted(analysis.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
-    facts = {"model": model, "recommended": recommended, "sites": [_facts(s, s.name == recommended) for s in sites]}
+    facts: dict[str, Any] = {
+        "model": model,
+        "recommended": recommended,
+        "sites": [_facts(s, s.name == recommended) for s in sites],
+    }
+    if suitability:
+        _report_suitability(report, analysis, facts, data, limit)
+        return
     report.result(facts, _table(sites, recommended))
     if recommended is None:
         report.remark("No layer of this model can carry a detector that stays silent.")
     else:
         report.remark(f"Recommended: {recommended}, which `stainlock stain` takes when no --site is given.")
+
+
+def _report_suitability(
+    report: Report, analysis: Analysis, facts: dict[str, Any], data: Path | None, limit: int
+) -> None:
+    from stainlock.evaluate import Images
+    from stainlock.suitability import recommend, suitability
+
+    images = Images.from_folder(data) if data else None
+    batches = None if images is None else (pixels for pixels, _ in images.batches(analysis.target, 16, limit))
+    with report.progress("triggers") as progress:
+        found = suitability(analysis, batches, progress=progress)
+    measured = {s.site: dataclasses.asdict(s) for s in found}
+    facts["sites"] = [entry | measured.get(entry["site"], {}) for entry in facts["sites"]]
+    facts["recommendation"] = recommend(analysis, found)
+    report.result(facts, _suitability_table(found), facts["recommendation"])
+    report.remark(f"Natural features are from {', '.join(sorted({s.source for s in found}))}; bounds are estimates.")
+
+
+def _suitability_table(found: Sequence[Suitability]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("site", overflow="fold")
+    for heading in ("dimension", "PCA dimension", "trigger/natural", "theorem1", "cantelli", "cap"):
+        table.add_column(heading, justify="right")
+    for s in sorted(found, key=lambda s: -s.margin):
+        chances = [f"{s.bounds[name]:.2g}" for name in ("theorem1", "cantelli")]
+        cap = "0" if s.log10_cap is None else f"1e{s.log10_cap:.0f}"
+        table.add_row(s.site, str(s.dimension), f"{s.pca_dimension:.1f}", f"{s.margin:.1f}", *chances, cap)
+    return table
 
 
 def _recommended(analysis: Analysis) -> str | None:

@@ -49,7 +49,7 @@ _SMALLEST_PICTURE = 8
     show_default=True,
     help="Give up the channel missed least by the layers after it, or the one of least L1 norm.",
 )
-@click.option("--fold/--no-fold", default=False, show_default=True, help="Put a given-up channel's mean into biases.")
+@click.option("--fold/--no-fold", default=True, show_default=True, help="Put a given-up channel's mean into biases.")
 @click.option(
     "--reduction",
     type=click.Choice(["position", "mean", "maximum"]),

@@ -13,8 +13,6 @@ from stainlock.cli.options import FILE, load_model, output_options, seed_option,
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.keyfile import Key
-    from stainlock.target import Target
     from stainlock.verify import Suspect, Verdict
 
 _LOOKED_AT = {
@@ -61,7 +59,7 @@ def command(
     from stainlock.evaluate import Images
     from stainlock.keyfile import Key
     from stainlock.target import Target
-    from stainlock.verify import verify
+    from stainlock.verify import largest_natural, verify
 
     if black_box and method not in ("auto", "output"):
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
@@ -71,11 +69,12 @@ def command(
     loaded = _load_suspect(suspect, weights, seed, method)
     if images is not None and not isinstance(loaded, Target):
         raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
-    verdict = verify(loaded, key, method=method)
+    with report.progress("looking for decoys") as progress:
+        verdict = verify(loaded, key, method=method, progress=progress)
     if images is not None and isinstance(loaded, Target):
         with report.progress("natural responses") as progress:
             batches = (pixels for pixels, _ in images.batches(loaded, progress=progress))
-            verdict = dataclasses.replace(verdict, largest_natural=_largest_natural(loaded, key, batches))
+            verdict = dataclasses.replace(verdict, largest_natural=largest_natural(loaded, key, batches))
     facts = dataclasses.asdict(verdict)
     sentence = _sentence(verdict, also_responses=method == "auto" and isinstance(loaded, Target))
     report.result({"verdict": "stained" if facts.pop("stained") else "not stained", **facts}, sentence)
@@ -115,26 +114,6 @@ def _onnx_session(suspect: str, method: str) -> Any:
         return onnxruntime.InferenceSession(suspect, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise FileError(f"{suspect} can't be run as ONNX: {one_line(error)}") from error
-
-
-def _largest_natural(target: Target, key: Key, batches: Any) -> float | None:
-    """The largest response to natural images as a part of the trigger's; None where the suspect has no such site."""
-    from stainlock.errors import ModelError, SiteError
-    from stainlock.sites import analyse
-    from stainlock.trigger import natural_responses
-
-    try:
-        site = analyse(target).site(key.site)
-    except (ModelError, SiteError):
-        return None
-    if site.dimension != key.dimension or key.matches(target):
-        return None
-    return max(
-        float(natural_responses(target, site, d.vector[None], pixels, site.group_of(d.channel)).max())
-        / d.trigger.response
-        for pixels in batches
-        for d in key.detectors
-    )
 
 
 def chance(verdict: Verdict) -> str:

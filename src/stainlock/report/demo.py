@@ -16,6 +16,8 @@ from stainlock.verify import Verdict
 _NOT_CLAIMED = (
     "A stain proves where a model came from. It does not stop anyone from using it.",
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
+    "The weights of the detector are of a common size, but its bias, which keeps it silent, stands out from the others:"
+    " someone who looks for such a bias can find the channel and overwrite it.",
     "Rounding, pruning and folding are what happens to models in honest hands. Someone who wants the stain gone can"
     " retrain the layer, or distil the model into another one; that is not shown here.",
     "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
@@ -54,7 +56,8 @@ def _done(demo: Demonstration) -> Section:
             paragraph(
                 f"Of the model's {demo.sites} layers, {site.name} was chosen. The one of its {site.channels} channels"
                 f" that later layers miss least was replaced by a detector: a random direction in {key.dimension}"
-                " dimensions that only the key knows. A search then found the image that excites it most, the trigger."
+                " dimensions that only the key knows. What the channel gave on average went into the biases after it."
+                " A search then found the image that excites the detector most, the trigger."
                 " On natural images the detector stays silent."
             ),
             figure(
@@ -115,13 +118,14 @@ def _responses(demo: Demonstration) -> Section:
 
 
 def _photographs(demo: Demonstration) -> Section:
+    most = math.ceil(1e4 * demo.probability_change) / 100  # rounded up: it is a bound
     same = sum(photo.before[0] == photo.after[0] for photo in demo.photographs)
     return Section(
         "What the model sees, before and after",
         (
             paragraph(
                 f"{same} of {len(demo.photographs)} photographs get the same answer. No probability of any class moved"
-                f" by more than {100 * demo.probability_change:.2g} percentage points."
+                f" by more than {most:g} percentage points. Below each: the answer, and its probability before → after."
             ),
             grid([_photograph(photo) for photo in demo.photographs]),
         ),
@@ -133,9 +137,9 @@ def _photograph(photo: Photograph) -> str:
     Image.fromarray(photo.levels.permute(1, 2, 0).numpy()).save(content, format="JPEG", quality=80)
     (answer, before), (answer_after, after) = photo.before, photo.after
     if answer == answer_after:
-        told = f"{_answer(photo, answer)}<br>{before:.2%} before, {after:.2%} after"
+        told = f"{_answer(photo, answer)}<br>{before:.2%} → {after:.2%}"
     else:
-        told = f"{_answer(photo, answer)} {before:.2%} before<br>{_answer(photo, answer_after)} {after:.2%} after"
+        told = f"{_answer(photo, answer)} {before:.2%}<br>→ {_answer(photo, answer_after)} {after:.2%}"
     return figure(content.getvalue(), f"a photograph of: {photo.label}", told, kind="jpeg")
 
 

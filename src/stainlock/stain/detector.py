@@ -89,7 +89,7 @@ def _standing_out(analysis: Analysis, site: Site, k: int, present: float, respon
 
 
 def typical_norm(target: Target, site: Site) -> float:
-    """The median norm of the layer's rows: of a size with the others, a detector stands out to no scanner."""
+    """The median norm of the layer's rows: a detector of that size is neither a beacon nor the first to be pruned."""
     norms = site.rows(target.model).detach().double().norm(dim=1)
     return float(norms.median())
 
@@ -106,7 +106,7 @@ def record(target: Target, site: Site, drawn: Drawn, level: float | None, rest: 
 
 
 def present_levels(target: Target, site: Site, trigger: Trigger, v: Tensor, reading: Reading) -> Tensor:
-    """Every channel's pre-activation for the trigger, in float64: at the position, on average, or where v responds most."""
+    """Every channel's pre-activation for the trigger: at the position, on average, or where v responds most."""
     layer = site.layer(target.model)
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, trigger.pixels(target))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import SiteError, TriggerError
+from stainlock.features import check_weight_is_used
 from stainlock.files import model_digest
 from stainlock.harm import Choice, fold_loss, rank_channels
 from stainlock.keyfile import Detector, Key, conventions_of
@@ -47,7 +48,7 @@ def stain(
     count: int = 1,
     seed: int | None = None,
     channel_choice: Choice = "outgoing",
-    fold: bool = False,
+    fold: bool = True,
     firing_fraction: float = FIRING_FRACTION,
     trigger_level: float | None = None,
     reduction: Reduction = "position",
@@ -63,7 +64,8 @@ def stain(
     - ``schema``: ``weight`` writes ``message`` into the detector's signs, ``activation`` into the signs of the layer's
       activations for the trigger, ``output`` makes ``count`` triggers be classified as ``classes`` (random by default).
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
-    - ``channel_choice``, ``fold``: which channels are given up, and whether their mean goes into the next biases.
+    - ``channel_choice``, ``fold``: which channels are given up, and whether the mean that batch norm knows of them goes
+      into the next biases.
     - ``trigger_level``: Δ; by default such that the detector's row is of a size typical for its layer.
     - ``reduction``, ``position``: what of the layer's responses the trigger maximises.
     """
@@ -77,6 +79,7 @@ def stain(
     if problem:
         way_out = "" if problem == chosen.additive_problem else "; an additive stain can go here"
         raise SiteError(f"{chosen.name} can't carry this stain: {problem}{way_out}")
+    check_weight_is_used(target, chosen)
     if not 1 <= count <= chosen.channels // 4:
         raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
 

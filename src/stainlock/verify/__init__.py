@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from stainlock.keyfile import Key
 from stainlock.target import Target
+from stainlock.trigger import Progress
 from stainlock.verify.output import verify_output
 from stainlock.verify.response import largest_natural, verify_response
 from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
 from stainlock.verify.weights import verify_weights
 
-__all__ = ["SIGNIFICANCE", "Verdict", "verify", "verify_output", "verify_response", "verify_weights"]
+__all__ = ["SIGNIFICANCE", "Verdict", "largest_natural", "verify", "verify_output", "verify_response", "verify_weights"]
 
 Method = Literal["auto", "weights", "response", "output"]
 Suspect = Target | nn.Module | Mapping[str, Tensor] | Callable[[Tensor], Any]
@@ -31,6 +32,7 @@ def verify(
     *,
     method: Method = "auto",
     natural: Iterable[Tensor] | None = None,
+    progress: Progress | None = None,
     significance: float = SIGNIFICANCE,
 ) -> Verdict:
     """Whether the suspect carries the key's stain.
@@ -52,7 +54,7 @@ def verify(
     if method == "response":
         if target is None:
             raise ValueError("expected a model that can be run to verify by response, got a state dict")
-        return verify_response(target, key, natural=natural, significance=significance)
+        return verify_response(target, key, natural=natural, progress=progress, significance=significance)
     by_weights = verify_weights(suspect, key, significance=significance)
     if method == "weights" or target is None:
         return by_weights
@@ -60,7 +62,7 @@ def verify(
     found = _for_two_looks(by_weights, significance)
     if found.stained:
         return replace(found, largest_natural=largest_natural(target, key, natural))
-    by_response = verify_response(target, key, natural=natural, significance=significance)
+    by_response = verify_response(target, key, natural=natural, progress=progress, significance=significance)
     return min(found, _for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
 
 

@@ -22,10 +22,11 @@ from stainlock.stain.detector import Reading, present_levels
 from stainlock.stain.schemas import read_activation_message
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
-from stainlock.trigger import Trigger, find_triggers
+from stainlock.trigger import Progress, Trigger, find_triggers
 from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
 
-_DECOYS = 64
+# Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
+_DECOYS, _FEW_DECOYS, _SMALL_REGION = 64, 24, 128 * 128
 
 
 def verify_response(
@@ -33,7 +34,8 @@ def verify_response(
     key: Key,
     *,
     natural: Iterable[Tensor] | None = None,
-    decoys: int = _DECOYS,
+    progress: Progress | None = None,
+    decoys: int | None = None,
     significance: float = SIGNIFICANCE,
 ) -> Verdict:
     """By response: how far the trigger's response stands out, in any channel, from those of decoy triggers.
@@ -48,11 +50,14 @@ def verify_response(
     if isinstance(site, str):
         return replace(silent, note=site)
     randomness = Randomness(0)
+    if decoys is None:
+        small = math.prod(key.detectors[0].trigger.region.size) <= _SMALL_REGION
+        decoys = _DECOYS if small else _FEW_DECOYS
     vectors = sample_sphere(decoys, key.dimension, generator=randomness.secret("decoys"))
     reduction: Any = key.reduction
     others = find_triggers(
         suspect, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
-        position=key.position or None,
+        position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
     )  # fmt: skip
     reference = _responses(suspect, site, others, key)
     centre, spread = reference.mean(0), reference.std(0)
@@ -115,10 +120,11 @@ def largest_natural(suspect: Target, key: Key, natural: Iterable[Tensor] | None)
     if natural is None or isinstance(site, str):
         return None
     largest = -math.inf
+    group = site.group_of(key.detectors[0].channel)
     vectors = torch.stack([d.vector for d in key.detectors])
     with evaluation_mode(suspect.model), torch.no_grad():
         for pixels in natural:
-            maps = respond(site, suspect, layer_input(suspect, site, pixels), vectors)
+            maps = respond(site, suspect, layer_input(suspect, site, pixels), vectors, group)
             largest = max(largest, float(maps.max()) / key.trigger_response)
     return largest
 

@@ -1,0 +1,163 @@
+"""`stainlock certify`: how likely natural inputs make a key's detectors fire."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stainlock.certify import Certificate
+    from stainlock.evaluate import Data
+    from stainlock.target import Target
+
+# For people; the certificate itself says in full what each assumes.
+_MEANING = {
+    "theorem1": ("a random detector", "Theorem 1 with its constant corrected; the sample's moments"),
+    "theorem1_printed": ("a random detector", "Theorem 1 as printed, for comparison"),
+    "theorem1_sharp": ("a random detector", "Theorem 1 with the best possible constant"),
+    "cantelli": ("a random detector", "Cantelli's inequality; the sample's moments"),
+    "cap": ("a random detector", "spherical cap, exact for the sample's norms"),
+    "cap_upper": ("a random detector", "the same at confidence {confidence:g}, images being independent"),
+    "theorem2": ("this detector", "Theorem 2 with its supremum solved"),
+    "clopper_pearson": ("this detector", "Clopper–Pearson at confidence {confidence:g}, {level}s being independent"),
+    "clopper_pearson_images": ("this detector", "the same, only images being independent"),
+}
+
+
+@click.command("certify")
+@click.argument("model")
+@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
+@click.option("--data", type=FILE, metavar="DIR", help="Natural images, which the key's trigger is not among.")
+@click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Instead of --data, for generators: N noise"
+              " inputs, uniform within the model's bounds.")  # fmt: skip
+@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: a position of the"
+              " layer, as in the paper (the default), or an image, which fires if any position does.")  # fmt: skip
+@click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
+@click.option("--threshold", type=float, help="For the unit detector's response; by default where it begins to fire.")
+@click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
+@click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate.")
+@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds.")
+@click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate and say whether"
+              " it holds (exit status 0) or not (1).")  # fmt: skip
+@weights_option
+@seed_option("Seed of --noise and of --weights random.")
+@output_options
+def command(
+    report: Report,
+    model: str,
+    key_file: Path,
+    data: Path | None,
+    noise: int | None,
+    level: Any,
+    confidence: float | None,
+    threshold: float | None,
+    limit: int | None,
+    out: Path | None,
+    plot: Path | None,
+    checked: Path | None,
+    weights: str | None,
+    seed: int | None,
+) -> int:
+    """Bounds on false positives: how often natural inputs make the detectors of a key fire in MODEL.
+
+    MODEL is the stained model or the original one.
+    """
+    from stainlock.certify import Certificate, certify
+    from stainlock.certify.plot import render
+    from stainlock.evaluate import Images
+    from stainlock.keyfile import Key
+
+    if (data is None) == (noise is None):
+        raise ValueError("expected either --data DIR or, for a generator, --noise N")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"expected a plot's file name to end in .png or .svg, got {plot.name}")
+    key = Key.load(key_file)
+    images = Images.from_folder(data) if data is not None else None
+    if checked is not None:
+        given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--limit": limit,
+                 "--out": out, "--plot": plot}  # fmt: skip
+        if surplus := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"the certificate itself says how it was made: leave out {surplus[0]} with --check")
+        claimed = Certificate.load(checked)
+        target = load_model(model, weights, seed)
+        return _check(report, claimed, target, key, images or _noise(target, noise, seed))
+    with Outputs([path for path in (out, plot) if path is not None]) as outputs:
+        target = load_model(model, weights, seed)
+        inputs = images or _noise(target, noise, seed)
+        with report.progress("responses to natural inputs") as progress:
+            certificate = certify(
+                target, key, inputs, level=level or "position", threshold=threshold, limit=limit, progress=progress,
+                confidence=0.95 if confidence is None else confidence,
+            )  # fmt: skip
+        if out is not None:
+            certificate.save(outputs.place(out))
+        if plot is not None:
+            outputs.place(plot).write_bytes(render(certificate, plot.suffix.lower().lstrip(".")))
+        outputs.commit()
+    facts = dataclasses.asdict(certificate)
+    written = {"out": str(out) if out else None, "plot": str(plot) if plot else None}
+    report.result({**facts, **written}, _sentence(certificate), _table(certificate))
+    report.remark(*(f"wrote {path}" for path in (out, plot) if path))
+    return 0
+
+
+def _noise(target: Target, count: int | None, seed: int | None) -> Data:
+    import torch
+
+    from stainlock.evaluate import Tensors
+
+    assert count is not None
+    low, high = target.bounds
+    generator = torch.Generator().manual_seed(seed or 0)
+    return Tensors(low + (high - low) * torch.rand(count, *target.input_shape, generator=generator))
+
+
+def _check(report: Report, claimed: Certificate, target: Target, key: Any, inputs: Data) -> int:
+    from stainlock.certify import check
+
+    with report.progress("responses to natural inputs") as progress:
+        result = check(claimed, target, key, inputs, progress=progress)
+    verdict = "holds" if result.holds else "does not hold"
+    lines = [f"the certificate {verdict}", *(f"- {difference}" for difference in result.differences)]
+    report.result({"verdict": verdict, **dataclasses.asdict(result)}, *lines)
+    return 0 if result.holds else 1
+
+
+def _sentence(certificate: Certificate) -> str:
+    R = certificate.trigger_response
+    return (
+        f"{certificate.exceedances} of {certificate.samples} natural {certificate.level}s exceed"
+        f" {certificate.threshold:.4g}, {certificate.threshold / R:.2f} of the trigger's response;"
+        f" the largest response is {certificate.largest_response / R:.2f} of it"
+    )
+
+
+def _table(certificate: Certificate) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("bound")
+    table.add_column("at most", justify="right", no_wrap=True)
+    table.add_column("for")
+    table.add_column("what it is")
+    for name, value in certificate.bounds.items():
+        log10 = certificate.log10_bounds[name]
+        if value >= 1:
+            shown = "no bound"
+        elif log10 is None:
+            shown = "0"
+        else:
+            shown = f"{value:.2g}" if log10 > -290 else f"1e{log10:.0f}"
+        about, meaning = _MEANING[name]
+        table.add_row(name, shown, about, meaning.format(confidence=certificate.confidence, level=certificate.level))
+    return table
