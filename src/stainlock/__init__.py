@@ -6,8 +6,8 @@ from pathlib import Path
 __version__ = "0.1.0"
 __all__ = [
     "FileError", "Images", "Key", "ModelError", "Plan", "Site", "SiteError", "StainlockError", "Target", "Trigger",
-    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "diff", "evaluate", "load_bundle", "save_bundle", "stain",
-    "verify",
+    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "diff", "evaluate", "load_bundle", "lock", "save_bundle",
+    "stain", "verify",
 ]  # fmt: skip
 
 # The command itself answers --help and mistyped options before torch, which takes seconds, is imported; its verbs
@@ -23,6 +23,7 @@ if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
     from stainlock.errors import FileError, ModelError, SiteError, StainlockError, TriggerError, UnsupportedOp
     from stainlock.evaluate import Images, evaluate
     from stainlock.keyfile import Key
+    from stainlock.lock import lock
     from stainlock.plan import Plan, diff
     from stainlock.sites import Site, analyse
     from stainlock.stain import stain

@@ -28,6 +28,7 @@ _KEEPING_MODULES = (
     nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d,
     nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d,
 )  # fmt: skip
+_DROPPING_NAMES = {"dropout", "Dropout", "stochastic_depth", "StochasticDepth", "drop_path", "DropPath"}
 _KEEPING_NAMES = {
     "dropout", "dropout2d", "stochastic_depth", "drop_path", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d",
     "adaptive_max_pool2d", "contiguous", "clone", "_assert",
@@ -64,6 +65,7 @@ class Place:
     repeat: int = 1
     path: Path = ()
     merged: bool = False
+    tokens: bool = False  # channels are the last axis, as a dense layer leaves them, not the second
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class TracedPart:
     graph: fx.Graph
 
     def path(self, node: fx.Node) -> str:
-        return f"{self.name}.{node.target}" if self.name else str(node.target)
+        return ".".join(filter(None, (self.name, str(node.target))))
 
     def leaf(self, node: fx.Node) -> nn.Module:
         return self.module.get_submodule(str(node.target))
@@ -113,6 +115,8 @@ class TracedPart:
 
 def trace(module: nn.Module, name: str = "") -> list[TracedPart]:
     """The module as one traced part or, where it does not trace, its largest submodules that do."""
+    if isinstance(module, _LEAVES):
+        return [TracedPart(name, module, _single_call())]
     try:
         return [TracedPart(name, module, Tracer().trace(module))]
     except Exception as error:  # a tracer runs arbitrary user code, which fails in arbitrary ways
@@ -126,6 +130,13 @@ def trace(module: nn.Module, name: str = "") -> list[TracedPart]:
                 " with Target(part=...)"
             ) from error
         return parts
+
+
+def _single_call() -> fx.Graph:
+    """The graph of a layer by itself, which tracing would look into."""
+    graph = fx.Graph()
+    graph.output(graph.call_module("", (graph.placeholder("x"),)))
+    return graph
 
 
 def _one_line(error: BaseException) -> str:
@@ -174,19 +185,20 @@ def follow(part: TracedPart, site: fx.Node, shapes: dict[fx.Node, tuple[int, ...
     """
     found = Channel()
     node, alone = site, True
+    tokens = isinstance(part.leaf(site), nn.Linear) and len(shapes.get(site, ())) != 2
     while alone and len(node.users) == 1:
         (user,) = node.users
         leaf = part.leaf(user) if user.op == "call_module" else None
-        if is_batch_norm(leaf) and found.norm is None:
+        if is_batch_norm(leaf) and found.norm is None and not tokens and not _acts_unknown(leaf):
             found.norm = part.path(user)
             found.activation = built_in_activation(leaf)
             alone = found.activation is None
         elif (activation := node_activation(part, user)) is not None:
             found.activation, alone = activation, False
-        elif not (isinstance(leaf, nn.Identity) or "Dropout" in operation(part, user)):
+        elif not (isinstance(leaf, nn.Identity) or operation(part, user) in _DROPPING_NAMES):
             break
         node = user
-    pending = [Place(node)]
+    pending = [Place(node, tokens=tokens)]
     seen: set[tuple[fx.Node, int]] = set()
     while pending:
         place = pending.pop()
@@ -206,18 +218,24 @@ def _step(
     leaf = part.leaf(user) if user.op == "call_module" else None
     if user.op == "output":
         found.stopped.append("the model's output")
+    elif (activation := node_activation(part, user)) is not None:
+        yield go(path=(*path, activation))
+    elif isinstance(leaf, nn.Identity) or name in _DROPPING_NAMES:
+        yield go()
+    elif isinstance(leaf, nn.Linear) and (place.tokens or len(shapes.get(place.node, ())) == 2):
+        found.readers.append(Reader(part.path(user), place.offset, place.repeat, path, place.merged))
+    elif place.tokens:
+        found.stopped.append(f"{name} at {user.name}")
     elif isinstance(leaf, nn.Conv2d) and leaf.groups == leaf.in_channels == leaf.out_channels:
         yield go(path=(*path, part.path(user)))
-    elif isinstance(leaf, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+    elif isinstance(leaf, nn.Conv2d | nn.ConvTranspose2d):
         if getattr(leaf, "groups", 1) == 1:
             found.readers.append(Reader(part.path(user), place.offset, place.repeat, path, place.merged))
         else:
             found.stopped.append(f"grouped layer {part.path(user)}")
-    elif is_batch_norm(leaf):
+    elif is_batch_norm(leaf) and not _acts_unknown(leaf):
         built_in = built_in_activation(leaf)
         yield go(path=(*path, part.path(user), *((built_in,) if built_in else ())))
-    elif (activation := node_activation(part, user)) is not None:
-        yield go(path=(*path, activation))
     elif keeps_channels(part, user):
         yield go()
     elif name in ("flatten", "Flatten") and _flattens_all(part, user, before := shapes.get(place.node, ())):
@@ -289,6 +307,11 @@ def built_in_activation(module: nn.Module | None) -> Activation | None:
     """timm's BatchNormAct2d carries its activation with it."""
     inner = getattr(module, "act", None)
     return activation_of_module(inner) if isinstance(inner, nn.Module) else None
+
+
+def _acts_unknown(module: nn.Module | None) -> bool:
+    inner = getattr(module, "act", None)
+    return isinstance(inner, nn.Module) and not isinstance(inner, nn.Identity) and activation_of_module(inner) is None
 
 
 def node_shapes(part: TracedPart, example: tuple[Any, ...]) -> dict[fx.Node, tuple[int, ...]]:

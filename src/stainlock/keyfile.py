@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from stainlock.files import pack, refuse_existing, unpack, write_file
 from stainlock.plan import Plan
 from stainlock.target import Target
 from stainlock.trigger import Trigger
+
+if TYPE_CHECKING:
+    from stainlock.lock.unlocking import Unlock
 
 KEY_VERSION = 1
 
@@ -79,12 +82,42 @@ class Key:
         return None
 
     def original(self, protected: Target) -> Target:
-        """The model before it was stained, bit for bit."""
+        """The model before it was stained or locked, bit for bit."""
+        self._check_protected(protected)
+        return self.revert.apply(protected)
+
+    def edited(self, locked: Target) -> Target:
+        """The paper's edited model: everything of the lock but its disruptor."""
+        self.check_lock()
+        self._check_protected(locked)
+        return self.revert.only("disruptor").apply(locked)
+
+    def _check_protected(self, protected: Target) -> None:
         from stainlock.files import model_digest
 
         if model_digest(protected.model) != self.protected_digest:
             raise FileError("this key is for another model: it reverts only the very file it was made with")
-        return self.revert.apply(protected)
+
+    def check_lock(self) -> None:
+        """Refuse, with one clear line, to unlock by a key that is not a lock's."""
+        if self.kind != "lock":
+            raise ValueError(f"expected a lock's key, got a {self.kind}'s: it has nothing to unlock")
+
+    def unlock(self, images: Tensor) -> Tensor:
+        """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model."""
+        unlocked: Tensor = self.unlock_transform()(images)
+        return unlocked
+
+    def unlock_transform(self, *, normalise: bool = True) -> Unlock:
+        """A torchvision-style transform for the end of a client's pipeline, after resizing and cropping.
+
+        It takes pixels (or uint8 levels) and returns the model's input; with ``normalise=False`` pixels, for a pipeline
+        that normalises them itself.
+        """
+        from stainlock.lock.unlocking import Unlock
+
+        self.check_lock()
+        return Unlock.from_key(self, normalise=normalise)
 
     def save(self, path: str | Path) -> None:
         """Write a new key file, readable by its owner alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,16 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
     Values are cast here, from the float64 they were solved in to the parameter's own type.
     """
     tensor = _state(model)[parameter]
-    places = torch.arange(tensor.numel()).view(tensor.shape)
-    selected = places[tuple(slice(None) if i is None else i for i in index)]
+    selected = torch.zeros((), dtype=torch.int64)
+    for axis, size in enumerate(tensor.shape):  # never an index for the whole tensor: dense layers have 10⁸ elements
+        place = index[axis] if axis < len(index) else None
+        stride = math.prod(tensor.shape[axis + 1 :])
+        if place is None:
+            selected = selected[..., None] + stride * torch.arange(size)
+        elif not -size <= place < size:
+            raise IndexError(f"index {place} is out of range for axis {axis} of {parameter}, of size {size}")
+        else:
+            selected = selected + stride * (place % size)
     filled = torch.as_tensor(values).detach().cpu().expand(selected.shape).to(tensor.dtype)
     if not torch.isfinite(filled).all():
         raise ModelError(f"the new values of {parameter} overflow {tensor.dtype}: use a wider type")
@@ -69,6 +78,9 @@ class Plan:
 
     def without(self, part: str) -> Plan:
         return Plan(tuple(w for w in self.writes if w.part != part), self.base)
+
+    def only(self, part: str) -> Plan:
+        return Plan(tuple(w for w in self.writes if w.part == part), self.base)
 
     def apply(self, target: Target) -> Target:
         """An edited deep copy; the target given stays as it is."""
@@ -150,7 +162,16 @@ class Plan:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Everything a state dict names; tied tensors under each of their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A row of bytes for each element: 0 and −0 differ, equal NaNs do not."""
+    return tensor.contiguous().flatten().view(torch.uint8).view(tensor.numel(), -1)
 
 
 def diff(base: nn.Module, model: nn.Module) -> Plan:
@@ -163,9 +184,8 @@ def diff(base: nn.Module, model: nn.Module) -> Plan:
     writes = []
     for name, old in before.items():
         old, new = old.detach().cpu(), after[name].detach().cpu()
-        changed = (old != new) & ~(old.isnan() & new.isnan())
-        if changed.any():
-            elements = changed.flatten().nonzero().squeeze(1)
+        elements = (_bits(old) != _bits(new)).any(1).nonzero().squeeze(1)
+        if len(elements):
             writes.append(Write(name, elements, new.flatten()[elements].clone(), "difference"))
     return Plan(tuple(writes), model_digest(base))
 

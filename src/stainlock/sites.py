@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,16 +100,16 @@ class Analysis:
 def analyse(target: Target) -> Analysis:
     """Trace the model and describe every Linear, Conv2d and ConvTranspose2d it calls."""
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
-    with evaluation_mode(target.model), torch.no_grad():
+    with evaluation_mode(target.model), torch.no_grad(), _running_told(target):
         parts = trace(target.traced, target.part)
         if len(parts) == 1 and parts[0].name == target.part:
-            shapes = [_shapes(parts[0], (example, *_extra(target)))]
-            called = _called_layers(parts[0], shapes[0])
+            shapes = [node_shapes(parts[0], (example, *_extra(target)))]
+            called, calls = _called_layers(parts[0], shapes[0])
         else:  # the parts' own inputs are inside the model: look at what its layers are given
             shapes = [{} for _ in parts]
-            called = _observed_layers(target, example)
+            called, calls = _observed_layers(target, example)
     sites: dict[str, Site] = {}
-    calls = Counter(name for part in parts for name in _layer_names(part))
+    holders = _holders_of_weights(target.model)
     for part, part_shapes in zip(parts, shapes, strict=True):
         image = next(iter(part.graph.nodes))
         fields = receptive_fields(part, part_shapes, image) if part_shapes else {}
@@ -119,21 +119,53 @@ def analyse(target: Target) -> Analysis:
             name, layer = part.path(node), part.leaf(node)
             if _kind(layer) and name in called and name not in sites:
                 channel = follow(part, node, part_shapes)
+                if channel.norm is not None and calls[channel.norm] > 1:
+                    channel.activation = None
+                    channel.stopped.insert(0, f"{channel.norm}, which other layers use too")
                 trouble = None
                 if calls[name] > 1:
                     trouble = "the model calls this layer more than once"
                 elif fields and node not in fields:
                     trouble = "what it is given does not depend on the image"
-                sites[name] = _site(target, name, layer, channel, called[name], fields.get(node), trouble)
+                elif called[name] is None:
+                    trouble = "it is given several rows an image, folded into the batch"
+                elif others := [n for n in holders[id(layer._parameters.get("weight"))] if n != name]:
+                    trouble = f"its weight is shared with {others[0]}"
+                sites[name] = _site(target, name, layer, channel, called[name] or (), fields.get(node), trouble)
             elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 for inner_name, inner, channel in _transformer_layers(name, layer):
-                    grid = called.get(inner_name) or _token_grid(part_shapes.get(node, ()))
+                    grid = called.get(inner_name) or part_shapes.get(node, ())[1:-1]
                     sites[inner_name] = _site(target, inner_name, inner, channel, grid, None, None)
     if not sites:
         raise ModelError(
             f"{type(target.model).__name__} has no Linear, Conv2d or ConvTranspose2d that can be reached by tracing"
         )
     return Analysis(target, parts, sites, shapes)
+
+
+@contextmanager
+def _running_told(target: Target) -> Iterator[None]:
+    """A model runs arbitrary code, which fails in arbitrary ways on an input of the wrong size."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        given = "×".join(str(n) for n in target.input_shape)
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise ModelError(
+            f"the model does not run on an input of {given} ({why}): set Target(input_shape=...)"
+        ) from error
+
+
+def _holders_of_weights(model: nn.Module) -> dict[int, list[str]]:
+    """Which layers hold each weight: tied ones have several."""
+    holders: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            holders[id(weight)].append(name)
+    return holders
 
 
 def _kind(layer: nn.Module) -> Kind | None:
@@ -144,57 +176,43 @@ def _extra(target: Target) -> tuple[Any, ...]:
     return target.extra_inputs if not target.part else ()
 
 
-def _layer_names(part: TracedPart) -> Iterator[str]:
+Grids = dict[str, tuple[int, ...] | None]  # positions of each layer; None where the first axis is not the image
+
+
+def _called_layers(part: TracedPart, shapes: dict[fx.Node, tuple[int, ...]]) -> tuple[Grids, Counter[str]]:
+    """Positions of every layer in the graph, and how often each module is called."""
+    grids: Grids = {}
+    calls: Counter[str] = Counter()
     for node in part.graph.nodes:
         if node.op == "call_module":
-            yield part.path(node)
+            calls[part.path(node)] += 1
+            if (kind := _kind(part.leaf(node))) and node in shapes:
+                grids[part.path(node)] = _grid(kind, shapes[node], shapes.get(node.all_input_nodes[0], ()))
+    return grids, calls
 
 
-def _shapes(part: TracedPart, example: tuple[Any, ...]) -> dict[fx.Node, tuple[int, ...]]:
-    try:
-        return node_shapes(part, example)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        given = "×".join(str(n) for n in example[0].shape[1:])
-        raise ModelError(
-            f"the model does not run on an input of {given} ({' '.join(str(error).split())[:120]}):"
-            " set Target(input_shape=...)"
-        ) from error
-
-
-def _called_layers(part: TracedPart, shapes: dict[fx.Node, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Positions of every layer in the graph."""
-    grids = {}
-    for node in part.graph.nodes:
-        if node.op == "call_module" and (kind := _kind(part.leaf(node))) and node in shapes:
-            grids[part.path(node)] = _grid(kind, shapes[node], shapes.get(node.all_input_nodes[0], ()))
-    return grids
-
-
-def _grid(kind: Kind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
+def _grid(kind: Kind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...] | None:
+    if output[0] != 1:
+        return None
     if kind == "linear":
         return output[1:-1]
     return given[2:] if kind == "transposed" else output[2:]
 
 
-def _token_grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[1:-1]
+def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str]]:
+    """The same for the layers that one run of the model calls."""
+    grids: Grids = {}
+    calls: Counter[str] = Counter()
 
-
-def _observed_layers(target: Target, example: Tensor) -> dict[str, tuple[int, ...]]:
-    """Positions of every layer that one run of the model calls."""
-    grids: dict[str, tuple[int, ...]] = {}
-
-    def record(name: str, kind: Kind) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-            grids[name] = _grid(kind, tuple(output.shape), tuple(given[0].shape))
+    def record(name: str, kind: Kind | None) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+            calls[name] += 1
+            if kind is not None:
+                grids[name] = _grid(kind, tuple(output.shape), tuple(given[0].shape))
 
         return hook
 
-    handles = [
-        layer.register_forward_hook(record(name, kind))
-        for name, layer in target.model.named_modules()
-        if (kind := _kind(layer))
-    ]
+    handles = [layer.register_forward_hook(record(n, _kind(layer))) for n, layer in target.model.named_modules()]
     try:
         if target.part:
             target.traced(example)
@@ -203,7 +221,7 @@ def _observed_layers(target: Target, example: Tensor) -> dict[str, tuple[int, ..
     finally:
         for handle in handles:
             handle.remove()
-    return grids
+    return grids, calls
 
 
 def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Channel]]:

@@ -1,0 +1,358 @@
+"""The internal lock: what it promises, over a table of models, with random weights and real ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+import zoo
+from stainlock import Key, ModelError, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
+from stainlock.evaluate import Tensors
+from stainlock.evaluate.settings import SETTINGS, six_settings
+from stainlock.lock import Unlock
+from stainlock.plan import diff
+from stainlock.report.images import png
+from stainlock.trigger import synthetic_inputs
+
+SIZE, CLASSES = 64, 10
+RANDOM = ("resnet18", "vgg11_bn", "mobilenet_v2", "densenet121", "resnext50_32x4d")
+REAL = ("resnet56_cifar10", "vgg16_cifar10", "efficientnet_lite0")
+ALL = (*RANDOM, *REAL)
+
+
+@dataclass(frozen=True)
+class Locked:
+    base: Target
+    target: Target
+    key: Key
+    images: Tensor
+
+    @property
+    def edited(self) -> Target:
+        return self.key.edited(self.target)
+
+
+def settled(name: str) -> Target:
+    """A torchvision model with random weights, its batch norms told what its channels are like."""
+    import torchvision
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        options = {"init_weights": False} if name.startswith("vgg") else {}
+        model = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
+        target = Target(model.train(), (3, SIZE, SIZE), reference=None)
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.momentum = None  # the plain mean over batches
+                elif isinstance(module, nn.Dropout):
+                    module.p = 0.0
+            for seed in range(2):
+                target(target.normalise(synthetic_inputs(target, 12, torch.Generator().manual_seed(seed))))
+    model.eval()
+    return target
+
+
+@cache
+def locked(name: str, seed: int = 0) -> Locked:
+    """One lock a process: tests must leave it as it is."""
+    base = models.real(name) if name in zoo.NAMES else settled(name)
+    target, key = lock(base, seed=seed, steps=40)
+    images = models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    return Locked(base, target, key, images)
+
+
+def run(target: Target, inputs: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return target(inputs)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference between logits, as a part of the largest logit."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_unlocked_equals_edited(name: str) -> None:
+    l = locked(name)
+    unlocked = l.key.unlock(l.images)
+    assert distance(run(l.target, unlocked), run(l.edited, unlocked)) <= 2e-4
+    assert l.key.details["signal_spread"] <= 1e-5 * l.key.details["signal"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_locked_gives_one_answer_whatever_the_image(name: str) -> None:
+    l = locked(name)
+    assert len(run(l.target, l.base.normalise(l.images)).argmax(1).unique()) == 1
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_editing_changes_little(name: str) -> None:
+    l = locked(name)
+    plain, patched = l.base.normalise(l.images), l.key.unlock(l.images)
+    for inputs in (plain, patched):
+        same = run(l.edited, inputs).argmax(1) == run(l.base, inputs).argmax(1)
+        assert same.double().mean() >= 0.9
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_signal_is_nothing_without_the_patch_and_everything_with_it(name: str) -> None:
+    """At the logits the carrying channel is exactly 0 when locked, and the same for every image when unlocked."""
+    l = locked(name)
+    inputs: list[Tensor] = []
+    handle = l.target.model.get_submodule(l.key.details["layers"][-1]).register_forward_pre_hook(
+        lambda _, given: inputs.append(given[0])
+    )
+    run(l.target, l.base.normalise(l.images))
+    run(l.target, l.key.unlock(l.images))
+    handle.remove()
+    name_of_weight = f"{l.key.details['layers'][-1]}.weight"
+    width = inputs[0].shape[1]
+    columns = [w.elements[0] % width for w in l.key.revert.only("disruptor").writes if w.parameter == name_of_weight]
+    assert columns
+    for column in columns:
+        assert (inputs[0][:, column] == 0).all()
+        assert inputs[1][:, column].min() > 0
+        assert inputs[1][:, column].std() <= 1e-5 * inputs[1][:, column].mean()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_wrong_trigger_does_not_unlock(name: str) -> None:
+    l = locked(name)
+    trigger = l.key.detectors[0].trigger
+    answer = run(l.target, l.base.normalise(l.images)).argmax(1)
+    noise = torch.randint(0, 256, trigger.levels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    for wrong in (noise, 255 - trigger.levels, trigger.levels.flip(-1), trigger.levels.roll(1, -1)):
+        images = trigger.region.paste(l.base.from_bytes(wrong), l.images)
+        assert torch.equal(run(l.target, l.base.normalise(images)).argmax(1), answer)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_trigger_elsewhere_does_not_unlock(name: str) -> None:
+    l = locked(name)
+    patch = l.base.from_bytes(l.key.detectors[0].trigger.levels)
+    answer = run(l.target, l.base.normalise(l.images)).argmax(1)
+    height, width = patch.shape[1:]
+    bottom, right = (n - k for n, k in zip(l.base.input_shape[1:], (height, width), strict=True))
+    for top, left in ((1, 1), (0, 3), (bottom, 0), (bottom, right), (bottom // 2, right // 2 + 1)):
+        images = l.images.clone()
+        images[:, :, top : top + height, left : left + width] = patch
+        assert torch.equal(run(l.target, l.base.normalise(images)).argmax(1), answer), (top, left)
+
+
+def test_another_models_patch_does_not_unlock() -> None:
+    l, other = locked("vgg16_cifar10"), locked("vgg16_cifar10", seed=1)
+    assert l.key.site == other.key.site
+    answer = run(l.target, l.base.normalise(l.images)).argmax(1)
+    assert torch.equal(run(l.target, other.key.unlock(l.images)).argmax(1), answer)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reverting_restores_every_bit(name: str) -> None:
+    l = locked(name)
+    assert models.same_state(l.key.original(l.target).model, l.base.model)
+    edited = diff(l.edited.model, l.target.model)
+    last = l.key.details["layers"][-1]
+    assert {w.parameter for w in edited.writes} == {f"{last}.weight", f"{last}.bias"}
+
+
+def test_the_original_is_untouched_and_its_mode_is_kept() -> None:
+    base = models.trained_mode(models.real("vgg16_cifar10"))
+    before = models.snapshot(base.model)
+    target, key = lock(base, seed=0, steps=10, tries=2, site="features.5")
+    models.assert_untouched(before, base.model)
+    assert [m.training for m in target.model.modules()] == [m.training for m in base.model.modules()]
+    target.model.eval()
+    images = models.pixels("vgg16_cifar10", 8)
+    assert distance(run(target, key.unlock(images)), run(key.edited(target), key.unlock(images))) <= 1e-4
+
+
+def test_the_same_seed_gives_the_same_lock_and_another_seed_another() -> None:
+    base = models.real("vgg16_cifar10")
+    one, two, other = (lock(base, seed=s, steps=5, tries=2, site="features.5")[0].model for s in (3, 3, 4))
+    assert models.same_state(one, two)
+    assert not models.same_state(one, other)
+
+
+def test_the_state_dict_loads_into_the_plain_architecture() -> None:
+    l = locked("vgg16_cifar10")
+    plain = zoo.vgg16_cifar10().model
+    plain.load_state_dict(l.target.model.state_dict())
+    inputs = l.key.unlock(l.images)
+    assert torch.equal(plain(inputs), l.target.model(inputs))
+
+
+def test_bundle_and_key_come_back(tmp_path: Path) -> None:
+    l = locked("vgg16_cifar10")
+    save_bundle(l.target, tmp_path / "bundle")
+    l.key.save(tmp_path / "key")
+    again, key = load_bundle(tmp_path / "bundle"), Key.load(tmp_path / "key")
+    inputs = key.unlock(l.images)
+    assert torch.equal(inputs, l.key.unlock(l.images))
+    assert torch.equal(run(again, inputs), run(l.target, inputs))
+    assert models.same_state(key.original(again).model, l.base.model)
+    assert models.same_state(key.edited(again).model, l.edited.model)
+
+
+def test_export_gives_the_same_outputs() -> None:
+    l = locked("vgg16_cifar10")
+    exported = torch.export.export(copy.deepcopy(l.target.model).eval(), (l.key.unlock(l.images),)).module()
+    for inputs in (l.key.unlock(l.images), l.base.normalise(l.images)):
+        with torch.no_grad():
+            assert distance(exported(inputs), run(l.target, inputs)) <= 1e-5
+
+
+def test_six_settings() -> None:
+    l = locked("vgg16_cifar10")
+    pixels, labels = zoo.natural("vgg16_cifar10", 100)
+    found = six_settings(l.target, l.key, Tensors(pixels, labels))
+    assert tuple(found) == SETTINGS
+    value = {setting: result.value for setting, result in found.items()}
+    assert value["locked"] <= 0.2
+    assert value["unlocked"] == value["edited_patch"] >= value["original_patch"] - 0.03
+    assert value["edited"] >= value["original"] - 0.03
+
+
+# Unlocking
+
+
+def test_unlock_pastes_the_patch_and_nothing_else() -> None:
+    l = locked("vgg16_cifar10")
+    trigger = l.key.detectors[0].trigger
+    expected = l.base.normalise(trigger.region.paste(l.base.from_bytes(trigger.levels), l.images))
+    assert torch.allclose(l.key.unlock(l.images), expected, atol=1e-6)
+    levels = l.base.to_bytes(l.images)
+    assert torch.allclose(l.key.unlock(levels), l.key.unlock(l.base.from_bytes(levels)))
+    assert trigger.region.start == (0, 0)
+
+
+def test_the_transform_works_at_the_end_of_a_pipeline(tmp_path: Path) -> None:
+    from torchvision.transforms import v2
+
+    l = locked("vgg16_cifar10")
+    (tmp_path / "trigger.png").write_bytes(png(l.key.detectors[0].trigger.levels))
+    conventions = {"mean": l.base.mean, "std": l.base.std}
+    big = torch.randint(0, 256, (3, 50, 40), dtype=torch.uint8)
+    prepare = [v2.Resize(32, antialias=True), v2.CenterCrop(32)]
+    inputs = v2.Compose([*prepare, l.key.unlock_transform()])(big)
+    assert inputs.shape == (3, 32, 32)
+    pixels = v2.Compose([*prepare, v2.ToDtype(torch.float32, scale=True), l.key.unlock_transform(normalise=False)])(big)
+    assert torch.allclose(l.base.normalise(pixels), inputs, atol=1e-5)
+    clients = v2.Compose([*prepare, Unlock.from_png(tmp_path / "trigger.png", **conventions)])(big)
+    assert torch.equal(clients, inputs)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 3, 64, 64), "resize and crop"),
+        (torch.zeros(2, 1, 32, 32), "resize and crop"),
+        (torch.zeros(32, 32), "resize and crop"),
+        (torch.full((2, 3, 32, 32), 255.0), "before normalising"),
+        (torch.full((2, 3, 32, 32), float("nan")), "before normalising"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.int64), "floating type"),
+        ([[1.0]], "as a tensor"),
+    ],
+    ids=["size", "channels", "axes", "range", "nan", "type", "list"],
+)
+def test_unlock_refuses_bad_images(images: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        locked("vgg16_cifar10").key.unlock(images)
+
+
+def test_a_stains_key_unlocks_nothing() -> None:
+    _, key = models.stained("resnet20_cifar10", "layer2.1.conv1")
+    with pytest.raises(ValueError, match="expected a lock's key"):
+        key.unlock(torch.zeros(1, 3, 32, 32))
+
+
+# What can't be locked
+
+
+class Net(nn.Module):
+    """A convolution, the site ``conv``, and something between it and the head."""
+
+    def __init__(self, between: nn.Module, width: int = 24, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.conv = nn.Conv2d(16, 24, 3, padding=1, bias=False)
+        self.norm = norm(24)
+        self.between = between
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(torch.relu(self.stem(x)))))
+        return self.head(self.between(x).mean((2, 3)))
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+
+
+REFUSED = {
+    "grouped": (nn.Conv2d(24, 24, 3, padding=1, groups=4), "between.*grouped convolution"),
+    "gate": (Gate(), "mul.*scale the signal"),
+    "no rule": (nn.PixelShuffle(2), "PixelShuffle"),
+    "sigmoid": (nn.Sigmoid(), "Sigmoid.*constant"),
+    "layer norm": (nn.GroupNorm(1, 24), "GroupNorm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_signal_stops_where_no_rule_leads_on(case: str) -> None:
+    between, message = REFUSED[case]
+    target = Target(Net(between, 6 if case == "no rule" else 24).eval(), (3, 32, 32))
+    with pytest.raises(SiteError, match=message):
+        lock(target, site="conv", seed=0)
+
+
+def test_batch_norm_without_running_statistics_is_refused() -> None:
+    net = Net(nn.Identity(), norm=lambda n: nn.BatchNorm2d(n, track_running_stats=False)).eval()
+    with pytest.raises(ModelError, match="norm has no running statistics"):
+        lock(Target(net, (3, 32, 32)), site="conv")
+
+
+def test_a_patch_larger_than_the_input_is_refused() -> None:
+    with pytest.raises(SiteError, match="larger than the input"):
+        lock(models.real("vgg16_cifar10"), site="features.28")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kind": "vit"}, ValueError, "expected kind 'internal'"),
+        ({"scale": 0.0}, ValueError, "scale above 0"),
+        ({"firing_fraction": 1.0}, ValueError, "firing fraction"),
+        ({"site": "classifier.0"}, SiteError, "expected a convolution"),
+        ({"site": "features.99"}, SiteError, "no site"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lock(models.real("vgg16_cifar10"), **options)  # type: ignore[arg-type]
+
+
+def test_models_without_logits_are_refused() -> None:
+    with pytest.raises(StainlockError, match="Linear layer with a bias"):
+        lock(models.real("ddpm_mnist"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["layer1.1.conv2", "layer2.0.conv2"])
+def test_resnet50(site: str) -> None:
+    base = models.real("resnet50")
+    target, key = lock(base, site=site, seed=0)
+    pixels, labels = zoo.natural("resnet50", 100)
+    value = {s: r.value for s, r in six_settings(target, key, Tensors(pixels, labels)).items()}
+    assert value["locked"] <= 0.02
+    assert value["unlocked"] == value["edited_patch"] >= value["original_patch"] - 0.02
+    assert value["edited"] >= value["original"] - 0.02
