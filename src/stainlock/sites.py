@@ -105,9 +105,10 @@ def analyse(target: Target) -> Analysis:
         if len(parts) == 1 and parts[0].name == target.part:
             shapes = [node_shapes(parts[0], (example, *_extra(target)))]
             called, calls = _called_layers(parts[0], shapes[0])
+            constant: set[str] = set()
         else:  # the parts' own inputs are inside the model: look at what its layers are given
             shapes = [{} for _ in parts]
-            called, calls = _observed_layers(target, example)
+            called, calls, constant = _observed_layers(target, example)
     sites: dict[str, Site] = {}
     holders = _holders_of_weights(target.model)
     for part, part_shapes in zip(parts, shapes, strict=True):
@@ -125,7 +126,7 @@ def analyse(target: Target) -> Analysis:
                 trouble = None
                 if calls[name] > 1:
                     trouble = "the model calls this layer more than once"
-                elif fields and node not in fields:
+                elif name in constant or (fields and node not in fields):
                     trouble = "what it is given does not depend on the image"
                 elif called[name] is None:
                     trouble = "it is given several rows an image, folded into the batch"
@@ -199,29 +200,32 @@ def _grid(kind: Kind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[
     return given[2:] if kind == "transposed" else output[2:]
 
 
-def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str]]:
-    """The same for the layers that one run of the model calls."""
+def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str], set[str]]:
+    """The same for the layers that one run of the model calls; and those that are given the same whatever the image."""
     grids: Grids = {}
     calls: Counter[str] = Counter()
+    given_values: dict[str, list[Tensor]] = defaultdict(list)
 
     def record(name: str, kind: Kind | None) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
             calls[name] += 1
             if kind is not None:
                 grids[name] = _grid(kind, tuple(output.shape), tuple(given[0].shape))
+                given_values[name].append(given[0].double().sum())
 
         return hook
 
     handles = [layer.register_forward_hook(record(n, _kind(layer))) for n, layer in target.model.named_modules()]
+    noise = torch.rand(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
     try:
-        if target.part:
-            target.traced(example)
-        else:
-            target(example)
+        for image in (example, example + noise):
+            calls.clear()
+            target.traced(image) if target.part else target(image)
     finally:
         for handle in handles:
             handle.remove()
-    return grids, calls
+    constant = {name for name, values in given_values.items() if len(values) == 2 and values[0] == values[1]}
+    return grids, calls, constant
 
 
 def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Channel]]:

@@ -130,7 +130,9 @@ def _ascend(
             best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]
         if step == steps:
             break
-        (gradient,) = torch.autograd.grad(values.sum(), pixels)
+        (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
+        if gradient is None:
+            raise TriggerError("the detector's response does not depend on the image: use another site")
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = _MOMENTUM * momentum + gradient / size.clamp(min=1e-30)
         rate = span * _FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** (step / (steps - 1))
