@@ -1,8 +1,8 @@
 """False positives beside their bounds, on real models: ``python benchmarks/certificates.py [--quick]``.
 
 For each layer, 20 random detectors with their triggers. As in the paper, half of the photographs gives the bounds and
-the other half the empirical rate, at thresholds from half to all of the weakest trigger's response. The last columns are
-the paper's bounds over ours, and the time of the statistics over that of the bare forward pass to the layer.
+the other half the empirical rate, at thresholds from half to all of the weakest trigger's response. The last columns
+are the paper's bounds over ours, and the time of the statistics over that of the bare forward pass to the layer.
 
 Exit status 1 if an empirical rate is above a bound, or if the statistics cost too much. The cap is no bound but the
 expectation itself, so that rates fall on both sides of it: there, only what sampling can't explain counts.

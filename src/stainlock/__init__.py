@@ -5,8 +5,8 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 __all__ = [
-    "FileError", "Images", "Key", "ModelError", "Plan", "Site", "SiteError", "StainlockError", "Target", "Trigger",
-    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "diff", "evaluate", "load_bundle", "lock", "save_bundle",
+    "Certificate", "FileError", "Images", "Key", "ModelError", "Plan", "Site", "SiteError", "StainlockError", "Target", "Trigger",
+    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "certify", "diff", "evaluate", "load_bundle", "lock", "save_bundle",
     "stain", "verify",
 ]  # fmt: skip
 
@@ -20,6 +20,7 @@ if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
     ensure_torchvision()  # before anything that imports torchvision
 
     from stainlock.bundle import load_bundle, save_bundle
+    from stainlock.certify import Certificate, certify
     from stainlock.errors import FileError, ModelError, SiteError, StainlockError, TriggerError, UnsupportedOp
     from stainlock.evaluate import Images, evaluate
     from stainlock.keyfile import Key

@@ -136,7 +136,8 @@ def analyse(target: Target) -> Analysis:
             elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 for inner_name, inner, channel in _transformer_layers(name, layer):
                     grid = called.get(inner_name) or part_shapes.get(node, ())[1:-1]
-                    sites[inner_name] = _site(target, inner_name, inner, channel, grid, None, None)
+                    trouble = None if _batch_first(layer) else "its tokens come before the batch (batch_first=False)"
+                    sites[inner_name] = _site(target, inner_name, inner, channel, grid, None, trouble)
     if not sites:
         raise ModelError(
             f"{type(target.model).__name__} has no Linear, Conv2d or ConvTranspose2d that can be reached by tracing"
@@ -226,6 +227,11 @@ def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[st
             handle.remove()
     constant = {name for name, values in given_values.items() if len(values) == 2 and values[0] == values[1]}
     return grids, calls, constant
+
+
+def _batch_first(module: nn.Module) -> bool:
+    attentions = [m for m in module.modules() if isinstance(m, nn.MultiheadAttention)]
+    return all(m.batch_first for m in attentions)
 
 
 def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Channel]]:

@@ -100,7 +100,7 @@ class ConvolutionWindows:
     def norms(self, group: int) -> Tensor:
         # Image by image, so that the squares stay in the processor's cache.
         squares = torch.stack([image.square().sum(0, keepdim=True) for image in self._of(self.features, group)])
-        if self.kernel == (1, 1) and self.padding == (0, 0):
+        if self._pointwise:
             return squares[:, 0, :: self.step[0], :: self.step[1]].sqrt().flatten(1)
         ones = squares.new_ones(1, 1, *self.kernel)
         sums = F.conv2d(squares, ones, None, self.step, self.padding, self.dilation)
@@ -108,6 +108,8 @@ class ConvolutionWindows:
 
     def responses(self, detectors: Tensor, group: int) -> Tensor:
         mine = self._of(self.features, group)
+        if self._pointwise:  # a product of matrices is several times as fast
+            return detectors.to(mine) @ mine[:, :, :: self.step[0], :: self.step[1]].flatten(2)
         kernels = detectors.to(mine).view(len(detectors), mine.shape[1], *self.kernel)
         return F.conv2d(mine, kernels, None, self.step, self.padding, self.dilation).flatten(2)
 
@@ -135,6 +137,10 @@ class ConvolutionWindows:
             for b in range(self.kernel[1])
         ]
         return torch.stack(taps, 1).flatten()
+
+    @property
+    def _pointwise(self) -> bool:
+        return self.kernel == (1, 1) and self.padding == (0, 0)
 
     def _of(self, maps: Tensor, group: int) -> Tensor:
         channels = maps.shape[1] // self.groups
