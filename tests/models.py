@@ -250,5 +250,7 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
 def trained_mode(target: Target) -> Target:
     """A copy in the mixed modes that training leaves: training, but for one frozen module."""
     model = copy.deepcopy(target.model).train()
-    next(m for m in model.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None).eval()
+    next(
+        m for m in model.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None
+    ).eval()
     return target.with_model(model)

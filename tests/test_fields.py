@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
 
-import models
 from stainlock import Site, Target, analyse
 from stainlock.features import seen_region
 from stainlock.target import evaluation_mode
@@ -107,9 +107,14 @@ NETWORKS = {
         "features.conv0", "features.denseblock1.denselayer1.conv2", "features.denseblock1.denselayer3.conv1",
         "features.transition1.conv",
     ],
-    "torchvision:squeezenet1_0": ["features.0", "features.3.squeeze", "features.4.expand3x3", "features.7.squeeze", "features.8.expand1x1"],
+    "torchvision:squeezenet1_0": [
+        "features.0", "features.3.squeeze", "features.4.expand3x3", "features.7.squeeze", "features.8.expand1x1",
+    ],
     "torchvision:googlenet": ["conv2.conv", "conv3.conv", "inception3a.branch2.1.conv", "inception3b.branch1.conv"],
-    "timm:tf_efficientnet_lite0": ["conv_stem", "blocks.0.0.conv_dw", "blocks.1.0.conv_dw", "blocks.1.1.conv_dw", "blocks.2.0.conv_dw", "blocks.3.0.conv_dw"],
+    "timm:tf_efficientnet_lite0": [
+        "conv_stem", "blocks.0.0.conv_dw", "blocks.1.0.conv_dw", "blocks.1.1.conv_dw", "blocks.2.0.conv_dw",
+        "blocks.3.0.conv_dw",
+    ],
 }  # fmt: skip
 
 

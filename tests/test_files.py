@@ -29,9 +29,14 @@ def test_modes(tmp_path: Path, secret: bool, mode: int) -> None:
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="half way"), new_folder(tmp_path / "out") as folder:
-        (folder / "a").write_text("x")
-        raise RuntimeError("half way")
+
+    def give_up() -> None:
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "a").write_text("x")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        give_up()
     assert list(tmp_path.iterdir()) == []
     with new_folder(tmp_path / "deep" / "out") as folder:
         (folder / "a").write_text("x")
@@ -44,9 +49,11 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.bool])
 def test_packed_tensors_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {
-        "full": (torch.randn(3, 4) * 50).to(dtype), "none": torch.zeros(0, dtype=dtype), "one": torch.ones((), dtype=dtype),
+        "full": (torch.randn(3, 4) * 50).to(dtype),
+        "none": torch.zeros(0, dtype=dtype),
+        "one": torch.ones((), dtype=dtype),
         "crossed": (torch.randn(4, 3) * 50).to(dtype).T,
-    }  # fmt: skip
+    }
     facts = {"text": "ünïcödé\n", "number": 0.1, "none": None, "list": [1, 2]}
     write_file(tmp_path / "f", pack("thing", 1, facts, tensors))
     found_facts, found = unpack(tmp_path / "f", "thing", 1)

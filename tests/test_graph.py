@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import models
 from stainlock import Site, Target, analyse
 from stainlock.target import evaluation_mode
 
@@ -20,7 +20,8 @@ ARCHITECTURES = [
     "torchvision:mobilenet_v3_large", "torchvision:efficientnet_b0", "torchvision:densenet121",
     "torchvision:googlenet", "torchvision:vit_b_16", "torchvision:swin_t", "torchvision:convnext_tiny",
     "torchvision:squeezenet1_0", "torchvision:shufflenet_v2_x1_0", "torchvision:mnasnet0_5",
-    "timm:seresnet50", "timm:regnety_004", "timm:convnext_atto", "timm:tf_efficientnet_lite0", "timm:mobilenetv3_small_050",
+    "timm:seresnet50", "timm:regnety_004", "timm:convnext_atto", "timm:tf_efficientnet_lite0",
+    "timm:mobilenetv3_small_050",
 ]  # fmt: skip
 SAMPLE = 8  # sites of each architecture, spread over its depth
 LARGE = ("vit_b_16", "vgg16", "vgg16_bn", "resnet50")  # fewer of these
@@ -69,7 +70,7 @@ def changed_inputs(target: Target, name: str, channel: int) -> dict[str, set[int
     for make, shifts in ((lambda n, m: record(n), (0.0,)), (compare, (30.0, -30.0))):
         handles = [m.register_forward_hook(make(n, m)) for n, m in layers.items()]
         try:
-            for shift in shifts:
+            for shift in shifts:  # noqa: B007  the hooks use it
                 calls.clear()
                 with evaluation_mode(target.model), torch.no_grad():
                     target.predict(images)
@@ -118,16 +119,18 @@ EXPECTED = [  # (model, site, norm, activation, readers with their first input o
     ("torchvision:vgg16_bn", "features.0", "features.1", "relu", {"features.3": 0}, []),
     ("torchvision:vgg16", "classifier.6", None, None, {}, ["the model's output"]),
     ("torchvision:mobilenet_v2", "features.2.conv.0.0", "features.2.conv.0.1", "relu6", {"features.2.conv.2": 0}, []),
-    ("torchvision:mobilenet_v3_large", "features.2.block.0.0", "features.2.block.0.1", "relu", {"features.2.block.2.0": 0}, []),
+    ("torchvision:mobilenet_v3_large", "features.2.block.0.0", "features.2.block.0.1", "relu",
+     {"features.2.block.2.0": 0}, []),
     ("torchvision:efficientnet_b0", "features.2.0.block.0.0", "features.2.0.block.0.1", "silu",
      {"features.2.0.block.2.fc1": 0, "features.2.0.block.3.0": 0}, []),
-    ("torchvision:densenet121", "features.denseblock1.denselayer1.conv1", "features.denseblock1.denselayer1.norm2", "relu",
-     {"features.denseblock1.denselayer1.conv2": 0}, []),
+    ("torchvision:densenet121", "features.denseblock1.denselayer1.conv1", "features.denseblock1.denselayer1.norm2",
+     "relu", {"features.denseblock1.denselayer1.conv2": 0}, []),
     ("torchvision:googlenet", "inception3a.branch1.conv", "inception3a.branch1.bn", "relu",
      {f"inception3b.{branch}.conv": 0 for branch in ("branch1", "branch2.0", "branch3.0", "branch4.1")}, []),
     ("torchvision:googlenet", "inception3a.branch4.1.conv", "inception3a.branch4.1.bn", "relu",
-     {f"inception3b.{branch}.conv": 64 + 128 + 32 for branch in ("branch1", "branch2.0", "branch3.0", "branch4.1")}, []),
-    ("torchvision:vit_b_16", "encoder.layers.encoder_layer_3.mlp.0", None, "gelu", {"encoder.layers.encoder_layer_3.mlp.3": 0}, []),
+     {f"inception3b.{branch}.conv": 224 for branch in ("branch1", "branch2.0", "branch3.0", "branch4.1")}, []),
+    ("torchvision:vit_b_16", "encoder.layers.encoder_layer_3.mlp.0", None, "gelu",
+     {"encoder.layers.encoder_layer_3.mlp.3": 0}, []),
     ("torchvision:swin_t", "features.1.0.mlp.0", None, "gelu", {"features.1.0.mlp.3": 0}, []),
     ("torchvision:convnext_tiny", "features.1.0.block.3", None, "gelu", {"features.1.0.block.5": 0}, []),
     ("timm:seresnet50", "layer1.0.conv1", "layer1.0.bn1", "relu", {"layer1.0.conv2": 0}, []),
@@ -208,9 +211,13 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
     "slice of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x[:, 2:6], nn.Conv2d(4, 5, 3)),
     "permute": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 2, 3, 1), nn.Linear(8, 5)),
     "cat with itself": lambda: Piece(nn.Conv2d(16, 8, 3), with_self, nn.Conv2d(16, 5, 3)),
-    "cat negative axis": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3], x], -3), nn.Conv2d(11, 5, 3)),
+    "cat negative axis": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3], x], -3), nn.Conv2d(11, 5, 3)
+    ),
     "cat along rows": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.cat([x * 2, x], 2), nn.Conv2d(8, 5, 3)),
-    "cat of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3] * 0, x], 1), nn.Conv2d(11, 5, 3)),
+    "cat of channels": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3] * 0, x], 1), nn.Conv2d(11, 5, 3)
+    ),
     "own gate": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x * torch.sigmoid(x), nn.Conv2d(8, 5, 3)),
     "product with its mean": lambda: Piece(
         nn.Conv2d(16, 8, 3), lambda x: x * x.mean(1, keepdim=True), nn.Conv2d(8, 5, 3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
 
-import models
 from stainlock import Target, analyse, stain
 from stainlock.harm import affine_of, l1_norms, outgoing_harm, rank_channels
 from stainlock.target import evaluation_mode
@@ -39,7 +39,9 @@ def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str,
     target, images = models.real(name), models.pixels(name, 100)
     moved = {}
     for fold in (False, True):
-        marked, _ = stain(target, site, fold=fold, count=count, channel_choice="l1", seed=3, steps=20, firing_fraction=0.9)
+        marked, _ = stain(
+            target, site, fold=fold, count=count, channel_choice="l1", seed=3, steps=20, firing_fraction=0.9
+        )
         before, after = (reader_levels(t, reader, images) for t in (target, marked))
         moved[fold] = float((after - before).norm())
     assert moved[True] < 0.7 * moved[False]
@@ -59,7 +61,10 @@ def test_folding_writes_the_readers_biases_or_running_means_alone() -> None:
 @pytest.mark.parametrize("folded", [False, True])
 def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
     """The estimate without data goes with the loss measured on photographs."""
-    site_name, reader = {"resnet20_cifar10": ("layer2.1.conv1", "layer2.1.bn2"), "vgg16_cifar10": ("features.5", "features.7")}[name]
+    site_name, reader = {
+        "resnet20_cifar10": ("layer2.1.conv1", "layer2.1.bn2"),
+        "vgg16_cifar10": ("features.5", "features.7"),
+    }[name]
     target = models.real(name)
     analysis = analyse(target)
     site = analysis.site(site_name)
@@ -115,7 +120,9 @@ def test_l1_norms_are_the_papers() -> None:
     torch.testing.assert_close(l1_norms(analysis, analysis.site("layer2.1.conv1")), expected, rtol=1e-5, atol=0)
     transposed = models.transposed_net()
     expected = transposed.model.deconv.weight.detach().abs().sum((0, 2, 3)).double()
-    torch.testing.assert_close(l1_norms(analyse(transposed), analyse(transposed).site("deconv")), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        l1_norms(analyse(transposed), analyse(transposed).site("deconv")), expected, rtol=1e-5, atol=0
+    )
 
 
 def test_additive_stains_hide_in_channels_that_live() -> None:

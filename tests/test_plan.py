@@ -6,11 +6,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
 
-import models
 from stainlock import FileError, ModelError, Plan, Target, diff, stain
 from stainlock.plan import Write, changes, write
 
@@ -158,9 +158,8 @@ def test_overlapping_writes_revert_in_turn() -> None:
 
 def test_parts_can_be_left_out_and_changes_are_counted() -> None:
     target = models.mlp()
-    plan = Plan((write(target.model, "head.bias", (2,), 100.0, "detector"),)) + [
-        write(target.model, "fc.weight", (3,), 0.0, "fold")
-    ]
+    plan = Plan((write(target.model, "head.bias", (2,), 100.0, "detector"),))
+    plan += [write(target.model, "fc.weight", (3,), 0.0, "fold")]
     assert [w.parameter for w in plan.without("fold").writes] == ["head.bias"]
     lines = changes(plan, target.model)
     assert [(line.parameter, line.elements) for line in lines] == [("head.bias", 1), ("fc.weight", 64)]

@@ -15,7 +15,9 @@ def draws(randomness: Randomness, purpose: str) -> np.ndarray:
 
 def test_streams_repeat_and_differ() -> None:
     assert np.array_equal(draws(Randomness(5), "detector"), draws(Randomness(5), "detector"))
-    streams = [draws(Randomness(seed), p) for seed in (0, 1, 2**32, 2**64 + 1, 2**127) for p in ("detector", "message", "a")]
+    streams = [
+        draws(Randomness(seed), p) for seed in (0, 1, 2**32, 2**64 + 1, 2**127) for p in ("detector", "message", "a")
+    ]
     correlations = np.corrcoef(streams) - np.eye(len(streams))
     assert np.abs(correlations).max() < 0.12
 

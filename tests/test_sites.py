@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-import models
 from stainlock import ModelError, SiteError, Target, analyse, stain, verify
 
 
@@ -72,7 +72,7 @@ def test_a_diffusion_model_of_another_library_has_sites() -> None:
     with torch.random.fork_rng(devices=[]):
         unet = diffusers.UNet2DModel(
             sample_size=16, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(32, 32),
-            down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"), norm_num_groups=8,
+            down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2, norm_num_groups=8,
         )  # fmt: skip
     target = Target(unet.eval(), (1, 16, 16), mean=(0,), std=(1,), bounds=(-1, 1), extra_inputs=(torch.tensor([3]),))
     before = models.snapshot(target.model)
@@ -98,7 +98,12 @@ def test_a_detectors_backbone_is_analysed_by_its_part() -> None:
 
 @pytest.mark.parametrize(
     ("options", "activation"),
-    [({}, "relu"), ({"activation": "gelu"}, "gelu"), ({"norm_first": True}, "relu"), ({"activation": torch.tanh}, "tanh")],
+    [
+        ({}, "relu"),
+        ({"activation": "gelu"}, "gelu"),
+        ({"norm_first": True}, "relu"),
+        ({"activation": torch.tanh}, "tanh"),
+    ],
 )
 def test_pytorchs_encoder_layers_have_sites(options: dict[str, Any], activation: str) -> None:
     target = models.encoder_net(**options)
@@ -230,5 +235,5 @@ def test_a_model_without_layers_is_told() -> None:
 
 
 def test_a_misspelt_site_is_put_right() -> None:
-    with pytest.raises(SiteError, match="did you mean .*body.0"):
+    with pytest.raises(SiteError, match=r"did you mean .*body\.0"):
         analyse(decides()).site("body.O")

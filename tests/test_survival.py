@@ -6,17 +6,19 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import models
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval, prune
 
-import models
 from stainlock import Key, Target, verify
 
-CASES: dict[str, tuple[str, str, str | None, str]] = {  # the model, its site, the norm after it, the layer that reads it
+CASES: dict[str, tuple[str, str, str | None, str]] = {  # model, site, its norm, its reader
     "resnet56": ("resnet56_cifar10", "layer3.2.conv1", "layer3.2.bn1", "layer3.2.conv2"),
+    "resnet20": ("resnet20_cifar10", "layer3.2.conv1", "layer3.2.bn1", "layer3.2.conv2"),
     "vit": ("vit_cifar10", "transformer.layers.3.linear1", None, "transformer.layers.3.linear2"),
+    "vgg": ("vgg16_cifar10", "features.10", None, "features.12"),
     "efficientnet": ("efficientnet_lite0", "blocks.6.0.conv_pw", "blocks.6.0.bn1", "blocks.6.0.conv_pwl"),
 }
 
@@ -27,7 +29,11 @@ def parts(model: nn.Module, case: str) -> tuple[Any, Any, Any]:
 
 
 def rows_of(layer: Any, norm: Any) -> list[torch.Tensor]:
-    tensors = [layer.weight, layer.bias, *((norm.weight, norm.bias, norm.running_mean, norm.running_var) if norm else ())]
+    tensors = [
+        layer.weight,
+        layer.bias,
+        *((norm.weight, norm.bias, norm.running_mean, norm.running_var) if norm else ()),
+    ]
     return [t for t in tensors if t is not None]
 
 
@@ -133,20 +139,34 @@ def test_a_stain_survives(case: str, additive: bool, change: str) -> None:
     if change in EXACT and not (case == "efficientnet" and change == "permuted"):
         images = models.pixels(CASES[case][0], 4)  # the change is one that a thief can make for free
         with torch.no_grad():
-            torch.testing.assert_close(model.eval()(marked.normalise(images)), marked.predict(images), rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(
+                model.eval()(marked.normalise(images)), marked.predict(images), rtol=1e-3, atol=1e-3
+            )
     verdict = verify(model, key, method="weights")
     assert verdict.stained
     assert verdict.p_value < 1e-12
     assert verify({f"net.0.{name}": tensor for name, tensor in model.state_dict().items()}, key).stained
 
 
-@pytest.mark.parametrize("change", ["nothing", "permuted", "permuted and rescaled", "batch norm folded", "layer pruned", "noise", "fp16 and back"])
+@pytest.mark.parametrize(
+    "change", ["nothing", "permuted", "permuted and rescaled", "layer pruned", "noise", "fp16 and back"]
+)
 @pytest.mark.parametrize("additive", [False, True])
 def test_a_stain_is_heard_after(additive: bool, change: str) -> None:
     """By response: the layer is where it was, whatever its channels are called."""
-    marked, key = models.stained("resnet20_cifar10", "layer1.1.conv1", additive=additive)
-    CASES["resnet20"] = ("resnet20_cifar10", "layer1.1.conv1", "layer1.1.bn1", "layer1.1.conv2")
-    assert verify(changed(marked, "resnet20", change), key, method="response").stained
+    marked, key = stain_of("vgg", additive)
+    assert verify(changed(marked, "vgg", change), key, method="response").stained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["nothing", "permuted", "batch norm folded"])
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("case", ["resnet56", "vit"])
+def test_a_stain_is_heard_in_deep_layers(case: str, additive: bool, change: str) -> None:
+    if change == "batch norm folded" and CASES[case][2] is None:
+        change = "permuted and rescaled"
+    marked, key = stain_of(case, additive)
+    assert verify(changed(marked, case, change), key, method="response").stained
 
 
 @pytest.mark.parametrize("additive", [False, True])
@@ -180,10 +200,8 @@ def test_others_are_not_taken_for_it_by_any_method(case: str, additive: bool) ->
 
 @pytest.mark.parametrize("change", ["permuted", "batch norm folded", "noise", "bf16"])
 def test_output_triggers_survive(change: str) -> None:
-    name = "resnet20_cifar10"
-    marked, key = models.stained(name, schema="output", count=8)
-    CASES["output"] = (name, "layer3.2.conv1", "layer3.2.bn1", "layer3.2.conv2")
-    model = changed(marked, "output", change).eval()
+    marked, key = models.stained("resnet20_cifar10", schema="output", count=8)
+    model = changed(marked, "resnet20", change).eval()
     dtype = next(model.parameters()).dtype
     with torch.no_grad():
         assert verify(lambda inputs: model(inputs.to(dtype)).float(), key).statistic >= 0.75

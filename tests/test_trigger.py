@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import Any
 
+import models
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 
-import models
 from stainlock import Target, Trigger, analyse
 from stainlock.features import crop_for, respond, seen_region
 from stainlock.randomness import Randomness
@@ -33,7 +34,9 @@ def vectors(dimension: int, count: int, seed: int = 0) -> Tensor:
     return sample_sphere(count, dimension, generator=np.random.default_rng(seed))
 
 
-def search(target: Target, site_name: str, count: int = 1, *, seed: int = 0, first: int = 0, **options: Any) -> list[Trigger]:
+def search(
+    target: Target, site_name: str, count: int = 1, *, seed: int = 0, first: int = 0, **options: Any
+) -> list[Trigger]:
     site = analyse(target).site(site_name)
     chosen = vectors(site.dimension, first + count)[first:]
     return find_triggers(target, site, chosen, generator=torch.Generator().manual_seed(seed), **options)
@@ -118,7 +121,10 @@ def test_more_restarts_and_steps_are_no_weaker() -> None:
 def test_the_search_is_close_to_what_a_long_one_finds() -> None:
     """40 steps are enough: within a quarter of what 20 times the work finds."""
     target = models.real("resnet20_cifar10")
-    (short,), (long,) = search(target, CASES["resnet20_cifar10"]), search(target, CASES["resnet20_cifar10"], steps=200, restarts=4)
+    (short,), (long,) = (
+        search(target, CASES["resnet20_cifar10"]),
+        search(target, CASES["resnet20_cifar10"], steps=200, restarts=4),
+    )
     assert short.response > 0.75 * long.response
 
 
@@ -148,8 +154,11 @@ def test_a_crop_answers_as_the_whole_image(name: str, site_name: str, corner: st
     site = analyse(target).site(site_name)
     height, width = site.grid
     position = {
-        "top left": (0, 0), "middle": (height // 2, width // 2), "bottom right": (height - 1, width - 1), "edge": (0, width // 2),
-    }[corner]  # fmt: skip
+        "top left": (0, 0),
+        "middle": (height // 2, width // 2),
+        "bottom right": (height - 1, width - 1),
+        "edge": (0, width // 2),
+    }[corner]
     images = torch.rand(2, *target.input_shape)
     detectors = vectors(site.dimension, 5)
     with evaluation_mode(target.model), torch.no_grad():
@@ -181,7 +190,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     search(models.real("resnet20_cifar10"), CASES["resnet20_cifar10"], 3, steps=5, progress=lambda *p: seen.append(p))
     assert seen
     assert seen[-1][0] == seen[-1][1]
-    assert all(a[0] < b[0] for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a[0] < b[0] for a, b in itertools.pairwise(seen))
     assert len({total for _, total in seen}) == 1
 
 

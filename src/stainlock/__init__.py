@@ -5,9 +5,9 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 __all__ = [
-    "Certificate", "FileError", "Images", "Key", "ModelError", "Plan", "Site", "SiteError", "StainlockError", "Target", "Trigger",
-    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "certify", "diff", "evaluate", "load_bundle", "lock", "save_bundle",
-    "stain", "verify",
+    "Certificate", "FileError", "Images", "Key", "ModelError", "Plan", "Site", "SiteError", "StainlockError",
+    "Target", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "certify", "diff", "evaluate",
+    "load_bundle", "lock", "save_bundle", "stain", "verify",
 ]  # fmt: skip
 
 # The command itself answers --help and mistyped options before torch, which takes seconds, is imported; its verbs

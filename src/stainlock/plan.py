@@ -124,7 +124,11 @@ class Plan:
         facts = [{"parameter": w.parameter, "part": w.part} for w in self.writes]
         tensors = {}
         for i, w in enumerate(self.writes):
-            tensors[f"{prefix}{i}.elements"] = w.elements
+            runs = _runs(w.elements)
+            if runs.numel() < len(w.elements):  # whole rows and columns: their places in few numbers
+                tensors[f"{prefix}{i}.runs"] = runs
+            else:
+                tensors[f"{prefix}{i}.elements"] = w.elements
             tensors[f"{prefix}{i}.values"] = w.values
         return facts, tensors
 
@@ -134,7 +138,7 @@ class Plan:
             tuple(
                 Write(
                     f["parameter"],
-                    tensors[f"{prefix}{i}.elements"],
+                    _elements(tensors, f"{prefix}{i}."),
                     tensors[f"{prefix}{i}.values"],
                     f["part"],
                 )
@@ -159,6 +163,22 @@ class Plan:
         """Refuse to build on any model but the one the plan was made for."""
         if self.base is not None and model_digest(model) != self.base:
             raise FileError("this delta was made for another base model: their digests differ")
+
+
+def _runs(elements: Tensor) -> Tensor:
+    """Consecutive elements as pairs of the first and how many."""
+    breaks = (elements.diff() != 1).nonzero().flatten() + 1
+    firsts = torch.cat([breaks.new_zeros(min(1, len(elements))), breaks])
+    return torch.stack([elements[firsts], torch.cat([firsts, firsts.new_tensor([len(elements)])]).diff()], 1)
+
+
+def _elements(tensors: dict[str, Tensor], prefix: str) -> Tensor:
+    """What `_runs` made short, at length again."""
+    if f"{prefix}runs" not in tensors:
+        return tensors[f"{prefix}elements"]
+    first, count = tensors[f"{prefix}runs"].unbind(1)
+    before = count.cumsum(0) - count
+    return torch.arange(int(count.sum())) + (first - before).repeat_interleave(count)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

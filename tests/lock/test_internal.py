@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import models
 import pytest
 import torch
 from torch import Tensor, nn
 
-import models
 import zoo
 from stainlock import Key, ModelError, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
 from stainlock.evaluate import Tensors
@@ -23,9 +23,13 @@ from stainlock.report.images import png
 from stainlock.trigger import synthetic_inputs
 
 SIZE, CLASSES = 64, 10
-RANDOM = ("resnet18", "vgg11_bn", "mobilenet_v2", "densenet121", "resnext50_32x4d")
-REAL = ("resnet56_cifar10", "vgg16_cifar10", "efficientnet_lite0")
-ALL = (*RANDOM, *REAL)
+slow = pytest.mark.slow
+REAL = ("resnet56_cifar10", "vgg16_cifar10", pytest.param("efficientnet_lite0", marks=slow))
+VETOED = ("resnet18", *REAL[:2], pytest.param("vgg11_bn", marks=slow))  # which open at their place alone
+ALL = (
+    *("resnet18", "mobilenet_v2", *REAL),
+    *(pytest.param(name, marks=slow) for name in ("densenet121", "vgg11_bn", "resnext50_32x4d")),
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,7 @@ class Locked:
     key: Key
     images: Tensor
 
-    @property
-    def edited(self) -> Target:
-        return self.key.edited(self.target)
+    edited: Target
 
 
 def settled(name: str) -> Target:
@@ -66,8 +68,10 @@ def locked(name: str, seed: int = 0) -> Locked:
     """One lock a process: tests must leave it as it is."""
     base = models.real(name) if name in zoo.NAMES else settled(name)
     target, key = lock(base, seed=seed, steps=40)
-    images = models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
-    return Locked(base, target, key, images)
+    images = (
+        models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    )
+    return Locked(base, target, key, images, key.edited(target))
 
 
 def run(target: Target, inputs: Tensor) -> Tensor:
@@ -82,41 +86,42 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("name", ALL)
 def test_unlocked_equals_edited(name: str) -> None:
-    l = locked(name)
-    unlocked = l.key.unlock(l.images)
-    assert distance(run(l.target, unlocked), run(l.edited, unlocked)) <= 2e-4
-    assert l.key.details["signal_spread"] <= 1e-5 * l.key.details["signal"]
+    it = locked(name)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 2e-4
+    assert it.key.details["signal_spread"] <= 1e-5 * it.key.details["signal"]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_locked_gives_one_answer_whatever_the_image(name: str) -> None:
-    l = locked(name)
-    assert len(run(l.target, l.base.normalise(l.images)).argmax(1).unique()) == 1
+    it = locked(name)
+    assert len(run(it.target, it.base.normalise(it.images)).argmax(1).unique()) == 1
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_editing_changes_little(name: str) -> None:
-    l = locked(name)
-    plain, patched = l.base.normalise(l.images), l.key.unlock(l.images)
+    it = locked(name)
+    images = models.pixels(name, 24 if "efficient" in name else 100)
+    plain, patched = it.base.normalise(images), it.key.unlock(images)
     for inputs in (plain, patched):
-        same = run(l.edited, inputs).argmax(1) == run(l.base, inputs).argmax(1)
+        same = run(it.edited, inputs).argmax(1) == run(it.base, inputs).argmax(1)
         assert same.double().mean() >= 0.9
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_signal_is_nothing_without_the_patch_and_everything_with_it(name: str) -> None:
     """At the logits the carrying channel is exactly 0 when locked, and the same for every image when unlocked."""
-    l = locked(name)
+    it = locked(name)
     inputs: list[Tensor] = []
-    handle = l.target.model.get_submodule(l.key.details["layers"][-1]).register_forward_pre_hook(
+    handle = it.target.model.get_submodule(it.key.details["layers"][-1]).register_forward_pre_hook(
         lambda _, given: inputs.append(given[0])
     )
-    run(l.target, l.base.normalise(l.images))
-    run(l.target, l.key.unlock(l.images))
+    run(it.target, it.base.normalise(it.images))
+    run(it.target, it.key.unlock(it.images))
     handle.remove()
-    name_of_weight = f"{l.key.details['layers'][-1]}.weight"
+    name_of_weight = f"{it.key.details['layers'][-1]}.weight"
     width = inputs[0].shape[1]
-    columns = [w.elements[0] % width for w in l.key.revert.only("disruptor").writes if w.parameter == name_of_weight]
+    columns = [w.elements[0] % width for w in it.key.revert.only("disruptor").writes if w.parameter == name_of_weight]
     assert columns
     for column in columns:
         assert (inputs[0][:, column] == 0).all()
@@ -126,41 +131,41 @@ def test_the_signal_is_nothing_without_the_patch_and_everything_with_it(name: st
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_wrong_trigger_does_not_unlock(name: str) -> None:
-    l = locked(name)
-    trigger = l.key.detectors[0].trigger
-    answer = run(l.target, l.base.normalise(l.images)).argmax(1)
+    it = locked(name)
+    trigger = it.key.detectors[0].trigger
+    answer = run(it.target, it.base.normalise(it.images)).argmax(1)
     noise = torch.randint(0, 256, trigger.levels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     for wrong in (noise, 255 - trigger.levels, trigger.levels.flip(-1), trigger.levels.roll(1, -1)):
-        images = trigger.region.paste(l.base.from_bytes(wrong), l.images)
-        assert torch.equal(run(l.target, l.base.normalise(images)).argmax(1), answer)
+        images = trigger.region.paste(it.base.from_bytes(wrong), it.images)
+        assert torch.equal(run(it.target, it.base.normalise(images)).argmax(1), answer)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", VETOED)
 def test_the_trigger_elsewhere_does_not_unlock(name: str) -> None:
-    l = locked(name)
-    patch = l.base.from_bytes(l.key.detectors[0].trigger.levels)
-    answer = run(l.target, l.base.normalise(l.images)).argmax(1)
+    it = locked(name)
+    patch = it.base.from_bytes(it.key.detectors[0].trigger.levels)
+    answer = run(it.target, it.base.normalise(it.images)).argmax(1)
     height, width = patch.shape[1:]
-    bottom, right = (n - k for n, k in zip(l.base.input_shape[1:], (height, width), strict=True))
-    for top, left in ((1, 1), (0, 3), (bottom, 0), (bottom, right), (bottom // 2, right // 2 + 1)):
-        images = l.images.clone()
+    bottom, right = (n - k for n, k in zip(it.base.input_shape[1:], (height, width), strict=True))
+    for top, left in ((1, 1), (0, 4), (0, right), (bottom, 0), (bottom, right), (bottom // 8 * 4, right // 8 * 4)):
+        images = it.images.clone()
         images[:, :, top : top + height, left : left + width] = patch
-        assert torch.equal(run(l.target, l.base.normalise(images)).argmax(1), answer), (top, left)
+        assert torch.equal(run(it.target, it.base.normalise(images)).argmax(1), answer), (top, left)
 
 
 def test_another_models_patch_does_not_unlock() -> None:
-    l, other = locked("vgg16_cifar10"), locked("vgg16_cifar10", seed=1)
-    assert l.key.site == other.key.site
-    answer = run(l.target, l.base.normalise(l.images)).argmax(1)
-    assert torch.equal(run(l.target, other.key.unlock(l.images)).argmax(1), answer)
+    it, other = locked("vgg16_cifar10"), locked("vgg16_cifar10", seed=1)
+    assert it.key.site == other.key.site
+    answer = run(it.target, it.base.normalise(it.images)).argmax(1)
+    assert torch.equal(run(it.target, other.key.unlock(it.images)).argmax(1), answer)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_reverting_restores_every_bit(name: str) -> None:
-    l = locked(name)
-    assert models.same_state(l.key.original(l.target).model, l.base.model)
-    edited = diff(l.edited.model, l.target.model)
-    last = l.key.details["layers"][-1]
+    it = locked(name)
+    assert models.same_state(it.key.original(it.target).model, it.base.model)
+    edited = diff(it.edited.model, it.target.model)
+    last = it.key.details["layers"][-1]
     assert {w.parameter for w in edited.writes} == {f"{last}.weight", f"{last}.bias"}
 
 
@@ -183,37 +188,37 @@ def test_the_same_seed_gives_the_same_lock_and_another_seed_another() -> None:
 
 
 def test_the_state_dict_loads_into_the_plain_architecture() -> None:
-    l = locked("vgg16_cifar10")
+    it = locked("vgg16_cifar10")
     plain = zoo.vgg16_cifar10().model
-    plain.load_state_dict(l.target.model.state_dict())
-    inputs = l.key.unlock(l.images)
-    assert torch.equal(plain(inputs), l.target.model(inputs))
+    plain.load_state_dict(it.target.model.state_dict())
+    inputs = it.key.unlock(it.images)
+    assert torch.equal(plain(inputs), it.target.model(inputs))
 
 
 def test_bundle_and_key_come_back(tmp_path: Path) -> None:
-    l = locked("vgg16_cifar10")
-    save_bundle(l.target, tmp_path / "bundle")
-    l.key.save(tmp_path / "key")
+    it = locked("vgg16_cifar10")
+    save_bundle(it.target, tmp_path / "bundle")
+    it.key.save(tmp_path / "key")
     again, key = load_bundle(tmp_path / "bundle"), Key.load(tmp_path / "key")
-    inputs = key.unlock(l.images)
-    assert torch.equal(inputs, l.key.unlock(l.images))
-    assert torch.equal(run(again, inputs), run(l.target, inputs))
-    assert models.same_state(key.original(again).model, l.base.model)
-    assert models.same_state(key.edited(again).model, l.edited.model)
+    inputs = key.unlock(it.images)
+    assert torch.equal(inputs, it.key.unlock(it.images))
+    assert torch.equal(run(again, inputs), run(it.target, inputs))
+    assert models.same_state(key.original(again).model, it.base.model)
+    assert models.same_state(key.edited(again).model, it.edited.model)
 
 
 def test_export_gives_the_same_outputs() -> None:
-    l = locked("vgg16_cifar10")
-    exported = torch.export.export(copy.deepcopy(l.target.model).eval(), (l.key.unlock(l.images),)).module()
-    for inputs in (l.key.unlock(l.images), l.base.normalise(l.images)):
+    it = locked("vgg16_cifar10")
+    exported = torch.export.export(copy.deepcopy(it.target.model).eval(), (it.key.unlock(it.images),)).module()
+    for inputs in (it.key.unlock(it.images), it.base.normalise(it.images)):
         with torch.no_grad():
-            assert distance(exported(inputs), run(l.target, inputs)) <= 1e-5
+            assert distance(exported(inputs), run(it.target, inputs)) <= 1e-5
 
 
 def test_six_settings() -> None:
-    l = locked("vgg16_cifar10")
+    it = locked("vgg16_cifar10")
     pixels, labels = zoo.natural("vgg16_cifar10", 100)
-    found = six_settings(l.target, l.key, Tensors(pixels, labels))
+    found = six_settings(it.target, it.key, Tensors(pixels, labels))
     assert tuple(found) == SETTINGS
     value = {setting: result.value for setting, result in found.items()}
     assert value["locked"] <= 0.2
@@ -225,27 +230,29 @@ def test_six_settings() -> None:
 
 
 def test_unlock_pastes_the_patch_and_nothing_else() -> None:
-    l = locked("vgg16_cifar10")
-    trigger = l.key.detectors[0].trigger
-    expected = l.base.normalise(trigger.region.paste(l.base.from_bytes(trigger.levels), l.images))
-    assert torch.allclose(l.key.unlock(l.images), expected, atol=1e-6)
-    levels = l.base.to_bytes(l.images)
-    assert torch.allclose(l.key.unlock(levels), l.key.unlock(l.base.from_bytes(levels)))
+    it = locked("vgg16_cifar10")
+    trigger = it.key.detectors[0].trigger
+    expected = it.base.normalise(trigger.region.paste(it.base.from_bytes(trigger.levels), it.images))
+    assert torch.allclose(it.key.unlock(it.images), expected, atol=1e-6)
+    levels = it.base.to_bytes(it.images)
+    assert torch.allclose(it.key.unlock(levels), it.key.unlock(it.base.from_bytes(levels)))
     assert trigger.region.start == (0, 0)
 
 
 def test_the_transform_works_at_the_end_of_a_pipeline(tmp_path: Path) -> None:
     from torchvision.transforms import v2
 
-    l = locked("vgg16_cifar10")
-    (tmp_path / "trigger.png").write_bytes(png(l.key.detectors[0].trigger.levels))
-    conventions = {"mean": l.base.mean, "std": l.base.std}
+    it = locked("vgg16_cifar10")
+    (tmp_path / "trigger.png").write_bytes(png(it.key.detectors[0].trigger.levels))
+    conventions = {"mean": it.base.mean, "std": it.base.std}
     big = torch.randint(0, 256, (3, 50, 40), dtype=torch.uint8)
     prepare = [v2.Resize(32, antialias=True), v2.CenterCrop(32)]
-    inputs = v2.Compose([*prepare, l.key.unlock_transform()])(big)
+    inputs = v2.Compose([*prepare, it.key.unlock_transform()])(big)
     assert inputs.shape == (3, 32, 32)
-    pixels = v2.Compose([*prepare, v2.ToDtype(torch.float32, scale=True), l.key.unlock_transform(normalise=False)])(big)
-    assert torch.allclose(l.base.normalise(pixels), inputs, atol=1e-5)
+    pixels = v2.Compose([*prepare, v2.ToDtype(torch.float32, scale=True), it.key.unlock_transform(normalise=False)])(
+        big
+    )
+    assert torch.allclose(it.base.normalise(pixels), inputs, atol=1e-5)
     clients = v2.Compose([*prepare, Unlock.from_png(tmp_path / "trigger.png", **conventions)])(big)
     assert torch.equal(clients, inputs)
 
@@ -300,7 +307,7 @@ class Gate(nn.Module):
 
 REFUSED = {
     "grouped": (nn.Conv2d(24, 24, 3, padding=1, groups=4), "between.*grouped convolution"),
-    "gate": (Gate(), "mul.*scale the signal"),
+    "gate": (Gate(), "mul.*no other site would do"),
     "no rule": (nn.PixelShuffle(2), "PixelShuffle"),
     "sigmoid": (nn.Sigmoid(), "Sigmoid.*constant"),
     "layer norm": (nn.GroupNorm(1, 24), "GroupNorm"),
@@ -322,7 +329,7 @@ def test_batch_norm_without_running_statistics_is_refused() -> None:
 
 
 def test_a_patch_larger_than_the_input_is_refused() -> None:
-    with pytest.raises(SiteError, match="larger than the input"):
+    with pytest.raises(SiteError, match=r"larger than the input.*sites that would do: features"):
         lock(models.real("vgg16_cifar10"), site="features.28")
 
 

@@ -21,6 +21,8 @@ from stainlock.errors import StainlockError
 VERBS = (
     "inspect",
     "stain",
+    "lock",
+    "unlock",
     "verify",
     "evaluate",
     "certify",

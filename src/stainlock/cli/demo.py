@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @seed_option("Makes the run repeatable, secrets included.")
 @output_options
 def command(report: Report, out: Path, seed: int | None) -> None:
-    """Stain and verify a real ImageNet model, and write a report to open in a browser."""
+    """Stain, verify and lock a real ImageNet model, and write a report to open in a browser."""
     from stainlock.demo import run_demo
     from stainlock.demo.run import REPORT
 
@@ -44,8 +44,32 @@ def command(report: Report, out: Path, seed: int | None) -> None:
             }
             for check in demo.checks
         ],
+        "lock": {
+            "site": demo.locking.key.site,
+            "patch": list(demo.locking.key.detectors[0].trigger.region.size),
+            "seconds": round(demo.locking.seconds, 3),
+            "top1": demo.locking.top1,
+            "difference": demo.locking.difference,
+            "photographs": [
+                {"class": p.label, "locked": p.locked.name, "unlocked": p.unlocked.name}
+                for p in demo.locking.photographs
+            ],
+        },
     }
-    report.result(facts, _table(demo), f"report: {out / REPORT}")
+    report.result(facts, _table(demo), _lock_table(demo), f"report: {out / REPORT}")
+
+
+def _lock_table(demo: Demonstration) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    height, width = demo.locking.key.detectors[0].trigger.region.size
+    table = Table("photograph", "locked", f"with the {height}×{width} patch", box=box.SIMPLE_HEAD, pad_edge=False)
+    for photo in demo.locking.photographs:
+        table.add_row(photo.label, photo.locked.name, photo.unlocked.name)
+    without, with_patch = demo.locking.top1["locked, without the patch"], demo.locking.top1["locked, with the patch"]
+    table.add_row("all twenty, top-1", f"{without:.0%}", f"{with_patch:.0%}")
+    return table
 
 
 def _table(demo: Demonstration) -> Table:

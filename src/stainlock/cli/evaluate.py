@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.evaluate import Images
+    from stainlock.keyfile import Key
+    from stainlock.target import Target
 
 
 @click.command("evaluate")
@@ -28,13 +33,17 @@ def command(
     weights: str | None,
     seed: int | None,
 ) -> None:
-    """Accuracy of MODEL on labelled images; with a stain's key, that of the original beside it."""
+    """Accuracy of MODEL on labelled images; with a stain's key, that of the original beside it; with a lock's, the
+    original, edited and locked model, each without and with the patch."""
     from stainlock.evaluate import Images, evaluate
     from stainlock.keyfile import Key
 
     images = Images.from_folder(data)
     key = Key.load(key_file) if key_file else None
     target = load_model(model, weights, seed)
+    if key is not None and key.kind == "lock":
+        _six_settings(report, target, key, images, limit)
+        return
     original = key.original(target) if key else None
     with report.progress("evaluating") as progress:
         result = evaluate(target, images, limit=limit, progress=progress)
@@ -51,3 +60,16 @@ def command(
         facts["original"] = before.value
         lines.append(f"before it was stained: top-1 {before.value:.2%}, top-5 {before.top5:.2%}")
     report.result(facts, *lines)
+
+
+def _six_settings(report: Report, locked: Target, key: Key, images: Images, limit: int | None) -> None:
+    from stainlock.evaluate.settings import six_settings
+
+    with report.progress("evaluating six settings") as progress:
+        found = six_settings(locked, key, images, limit=limit, progress=progress)
+    as_given = found["locked"]
+    facts: dict[str, Any] = {"metric": as_given.metric, "value": as_given.value, "images": as_given.images}
+    facts |= {"top5": as_given.top5} | {setting: result.value for setting, result in found.items()}
+    names = {setting: setting.replace("_", " + ") for setting in found}
+    lines = [f"{names[setting]:17} top-1 {r.value:.2%}, top-5 {r.top5:.2%}" for setting, r in found.items()]
+    report.result(facts, *lines, f"on {as_given.images} images")

@@ -44,11 +44,12 @@ def command(
         raise ValueError("expected --suitability with --data")
     analysis = analyse(load_model(model, weights, seed))
     recommended = _recommended(analysis)
+    lockable = _lockable(analysis)
     sites = sorted(analysis.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
     facts: dict[str, Any] = {
         "model": model,
         "recommended": recommended,
-        "sites": [_facts(s, s.name == recommended) for s in sites],
+        "sites": [_facts(s, s.name == recommended, s.name in lockable) for s in sites],
     }
     if suitability:
         _report_suitability(report, analysis, facts, data, limit)
@@ -102,7 +103,19 @@ def _recommended(analysis: Analysis) -> str | None:
         return None
 
 
-def _facts(site: Site, recommended: bool) -> dict[str, Any]:
+def _lockable(analysis: Analysis) -> set[str]:
+    """Sites whose signal an internal lock can lead to the logits."""
+    from stainlock.errors import StainlockError
+    from stainlock.lock.choose import lock_sites
+    from stainlock.lock.wires import Network
+
+    try:
+        return {site.name for site in lock_sites(analysis, Network(analysis))}
+    except StainlockError:  # no classifier, or it does not trace whole
+        return set()
+
+
+def _facts(site: Site, recommended: bool, lockable: bool) -> dict[str, Any]:
     return {
         "site": site.name,
         "kind": site.kind,
@@ -110,7 +123,7 @@ def _facts(site: Site, recommended: bool) -> dict[str, Any]:
         "channels": site.channels,
         "activation": site.activation.name if site.activation else None,
         "patch": list(site.patch),
-        "locks": [],
+        "locks": ["internal"] if lockable else [],
         "usable": site.problem is None,
         "problem": site.problem,
         "additive_problem": site.additive_problem,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stainlock.bundle import write_bundle
 from stainlock.demo.changes import folded, half_precision, largest_difference, pruned
+from stainlock.demo.locking import Locking, lock_and_compare
 from stainlock.demo.subject import check_packages, class_names, load_photographs, load_subject
 from stainlock.errors import FileError
 from stainlock.evaluate import Images, evaluate
@@ -31,6 +32,7 @@ from stainlock.target import Target, evaluation_mode
 from stainlock.verify import Verdict, verify
 
 REPORT, BUNDLE, KEY, TRIGGER = "report.html", "stained", "owner.key", "trigger.png"
+LOCKED, LOCK_KEY, PATCH = "locked", "lock.key", "patch.png"
 _PRUNED_SHARE = 0.3
 
 
@@ -69,10 +71,11 @@ class Demonstration:
     natural_responses: Tensor  # of the detector, at every position of every photograph
     trigger_image: Tensor
     folding: str
+    locking: Locking
 
 
 def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None]) -> Demonstration:
-    """Stain a real model, verify it, and write ``out`` with the report, the bundle, the key and the trigger."""
+    """Stain a real model and verify it, lock it and unlock it, and write ``out`` with the report, models and keys."""
     from stainlock.report.demo import demo_page
 
     check_packages()
@@ -89,6 +92,8 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         checks, folding = _checks(original, stained, key, photographs)
         pixels, _ = next(photographs.batches(original, batch_size=len(photographs)))
         shown, largest = _compare(original, stained, pixels, photographs)
+        tell("locking the original, and unlocking it with the patch")
+        locking = lock_and_compare(original, photographs, pixels, seed)
         demonstration = Demonstration(
             site=site,
             sites=len(analysis.sites),
@@ -102,11 +107,15 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
             natural_responses=_responses(original, site, key, pixels),
             trigger_image=key.detectors[0].trigger.image(original),
             folding=folding,
+            locking=locking,
         )
-        (folder / BUNDLE).mkdir()
-        write_bundle(stained, folder / BUNDLE, out / BUNDLE)
+        for name, model in ((BUNDLE, stained), (LOCKED, locking.model)):
+            (folder / name).mkdir()
+            write_bundle(model, folder / name, out / name)
         key.save(folder / KEY)
+        locking.key.save(folder / LOCK_KEY)
         write_file(folder / TRIGGER, png(demonstration.trigger_image))
+        write_file(folder / PATCH, png(locking.key.detectors[0].trigger.levels))
         write_file(folder / REPORT, demo_page(demonstration).encode())
     return demonstration
 
@@ -181,4 +190,6 @@ def _replaced_folder(path: Path) -> Iterator[Path]:
 
 def _is_earlier_demo(path: Path) -> bool:
     """Whether nothing but a demonstration's files would be lost."""
-    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {REPORT, BUNDLE, KEY, TRIGGER}
+    return path.is_dir() and {entry.name for entry in path.iterdir()} <= {
+        REPORT, BUNDLE, KEY, TRIGGER, LOCKED, LOCK_KEY, PATCH
+    }  # fmt: skip

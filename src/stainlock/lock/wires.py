@@ -32,7 +32,7 @@ from stainlock.sites import Analysis
 from stainlock.tensors import has
 
 _POOLS = {"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean"}
-_RESHAPES = {"flatten", "Flatten", "view", "reshape"}
+RESHAPES = {"flatten", "Flatten", "view", "reshape"}
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,16 @@ class Network:
         self.target = analysis.target
         self.part: TracedPart = analysis.parts[0]
         self.shapes = analysis.shapes[0]
-        self._calls = Counter(str(n.target) for n in self.part.graph.nodes if n.op == "call_module")
+        self.calls = Counter(str(n.target) for n in self.part.graph.nodes if n.op == "call_module")
         self.nodes = {self.part.path(n): n for n in self.part.graph.nodes if n.op == "call_module"}
+        self._taps: dict[fx.Node, tuple[int, int] | None] = {}
+        self._rests: dict[fx.Node, bool] = {}
+        self._steps: dict[tuple[fx.Node, fx.Node], Cell | Reading | Stop | None] = {}
         self.logits = self._logits()
+        # Where a map is pooled to a larger one, position (0, 0) appears in several places.
+        self.repeats_positions = any(
+            self.gain_of_area(n) > 1 for n in self.part.graph.nodes if operation(self.part, n) in _POOLS
+        )
 
     def leaf(self, node: fx.Node) -> nn.Module | None:
         return self.part.leaf(node) if node.op == "call_module" else None
@@ -116,18 +123,28 @@ class Network:
             node = node.args[0]
         leaf = self.leaf(node) if isinstance(node, fx.Node) else None
         if not isinstance(leaf, nn.Linear) or not has(leaf, "bias") or len(self.shapes[node]) != 2:
-            raise ModelError("an internal lock needs a classifier that ends in a Linear layer with a bias: its disruptor")
+            raise ModelError(
+                "an internal lock needs a classifier that ends in a Linear layer with a bias: its disruptor"
+            )
         return node  # type: ignore[no-any-return]
 
     def tap(self, node: fx.Node) -> tuple[int, int] | None:
         """The kernel element by which output position (0, 0) sees input position (0, 0)."""
+        if node not in self._taps:
+            self._taps[node] = self._find_tap(node)
+        return self._taps[node]
+
+    def _find_tap(self, node: fx.Node) -> tuple[int, int] | None:
         layer: Any = self.leaf(node)
         if type(layer) is nn.Conv2d and not isinstance(layer.padding, str):
             before = layer.padding
         else:  # a subclass may pad as it likes: look at what it does
             shape = self.shapes[node.all_input_nodes[0]]
             before = (_leading_padding(layer, shape, 2), _leading_padding(layer, shape, 3))
-        taps = [p // d if p % d == 0 and p // d < k else -1 for p, d, k in zip(before, layer.dilation, layer.kernel_size, strict=True)]
+        taps = [
+            p // d if p % d == 0 and p // d < k else -1
+            for p, d, k in zip(before, layer.dilation, layer.kernel_size, strict=True)
+        ]
         return None if min(taps) < 0 else (taps[0], taps[1])
 
     def spread(self, start: Cell) -> Spread:
@@ -149,41 +166,51 @@ class Network:
 
     def ahead(self, cell: Cell, user: fx.Node) -> Cell | Reading | Stop | None:
         """One user of a cell's node: where the channel goes on, who reads it, or where it stops; None if unused."""
+        if (cell.node, user) not in self._steps:
+            self._steps[cell.node, user] = self._step(Cell(cell.node, 0), user)
+        step = self._steps[cell.node, user]  # of channel 0: the others go the same way
+        if isinstance(step, Reading):
+            return Reading(user, cell)
+        if isinstance(step, Cell):
+            return Cell(user, cell.channel * step.repeat + step.channel, cell.repeat * step.repeat)
+        return step
+
+    def _step(self, cell: Cell, user: fx.Node) -> Cell | Reading | Stop | None:
         leaf, name, shapes = self.leaf(user), operation(self.part, user), self.shapes
         same = Cell(user, cell.channel, cell.repeat)
         if user.op == "output":
             return Stop(user.name, "output", "the model returns the channel itself: choose another site")
         if user not in shapes:  # a size, not the values
             return None
-        if leaf is not None and self._calls[str(user.target)] > 1 and next(leaf.parameters(), None) is not None:
-            return self._stop(user, "its weights are used in several places: choose a site behind it")
+        if leaf is not None and self.calls[str(user.target)] > 1 and next(leaf.parameters(), None) is not None:
+            return self.stop(user, "its weights are used in several places: choose a site behind it")
         if isinstance(leaf, nn.Conv2d):
             if self.tap(user) is None:
-                return self._stop(user, "its kernel does not reach position (0, 0): choose a site behind it")
+                return self.stop(user, "its kernel does not reach position (0, 0): choose a site behind it")
             if leaf.groups == 1:
                 return Reading(user, cell)
             if leaf.groups == leaf.in_channels == leaf.out_channels:
                 return same
-            return self._stop(user, "a grouped convolution keeps the signal within its group: choose a site behind it")
+            return self.stop(user, "a grouped convolution keeps the signal within its group: choose a site behind it")
         if isinstance(leaf, nn.Linear):
             if len(shapes[cell.node]) != 2:
-                return self._stop(user, "a dense layer over a map: choose a site behind it")
+                return self.stop(user, "a dense layer over a map: choose a site behind it")
             return Reading(user, cell)
-        if (activation := self.activation(user)) is not None and activation.function(torch.zeros(1)).item() != 0:
-            return self._stop(user, "it turns a silent signal into a constant: choose a site behind it")
+        if (activation := self.activation(user)) is not None and not self.rests_at_zero(user, activation):
+            return self.stop(user, "it turns a silent signal into a constant: choose a site behind it")
         if is_batch_norm(leaf):
             inner = getattr(leaf, "act", None)
             known = inner is None or isinstance(inner, nn.Identity) or activation is not None
-            return same if known else self._stop(user, "its activation has no rule: choose a site behind it")
+            return same if known else self.stop(user, "its activation has no rule: choose a site behind it")
         if isinstance(leaf, nn.modules.batchnorm._BatchNorm):
-            return self._stop(user, "it has no running statistics, so that its outputs depend on the whole batch")
+            return self.stop(user, "it has no running statistics, so that its outputs depend on the whole batch")
         if activation is not None:
             return same
         if name in ("pad", "ZeroPad2d", "constant_pad_nd"):
             return self._through_padding(cell, user)
         if keeps_channels(self.part, user):
             return same
-        if name in _RESHAPES and len(shapes[user]) == 2 and math.prod(shapes[cell.node][1:]) == shapes[user][1]:
+        if name in RESHAPES and len(shapes[user]) == 2 and math.prod(shapes[cell.node][1:]) == shapes[user][1]:
             area = math.prod(shapes[cell.node][2:])
             return Cell(user, cell.channel * area, cell.repeat * area)
         if name in ("cat", "concat") and (before := _channels_ahead(cell.node, user, shapes)) is not None:
@@ -193,68 +220,49 @@ class Network:
         if name == "getitem" and _keeps_corner(user):
             return same
         if name in ("mul", "imul"):
-            return self._stop(user, "a gate would scale the signal: choose a site behind it")
-        return self._stop(user, "add an op rule for it, or choose a site behind it")
+            return self.stop(user, "a gate would scale the signal: choose a site behind it")
+        return self.stop(user, "add an op rule for it, or choose a site behind it")
 
     def activation(self, node: fx.Node) -> Activation | None:
         leaf = self.leaf(node)
         return built_in_activation(leaf) if is_batch_norm(leaf) else node_activation(self.part, node)
 
-    def _stop(self, node: fx.Node, advice: str) -> Stop:
+    def rests_at_zero(self, node: fx.Node, activation: Activation) -> bool:
+        if node not in self._rests:
+            self._rests[node] = activation.function(torch.zeros(1)).item() == 0
+        return self._rests[node]
+
+    def stop(self, node: fx.Node, advice: str) -> Stop:
         where = self.name(node) if node.op == "call_module" else node.name
         return Stop(where, operation(self.part, node), advice)
 
     def _through_padding(self, cell: Cell, user: fx.Node) -> Cell | Stop:
         before = self.padding(user)
         if before is None or any(before[1:]):
-            return self._stop(user, "it moves position (0, 0): choose a site behind it")
+            return self.stop(user, "it moves position (0, 0): choose a site behind it")
         return Cell(user, cell.channel + before[0], cell.repeat)
 
     def padding(self, node: fx.Node) -> tuple[int, int, int] | None:
         """What a padding puts before the first channel, row and column; None if it can't be told."""
         leaf = self.leaf(node)
-        sides: Any = getattr(leaf, "padding", None) if leaf else node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
+        sides: Any = (
+            getattr(leaf, "padding", None) if leaf else node.args[1] if len(node.args) > 1 else node.kwargs.get("pad")
+        )
         if not isinstance(sides, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in sides):
             return None
         left = [*sides[::2], 0, 0, 0]
         return left[2], left[1], left[0]
 
-    def silenced_at(self, cell: Cell, carried: set[Cell]) -> list[Cell]:
-        """Cells to write zeros into, so that this one is zero: the last batch norms or layers that write it."""
-        if cell in carried:
-            raise self._stop(cell.node, "the signal would be added to itself: choose a site behind it").error()
-        node, leaf = cell.node, self.leaf(cell.node)
-        name = operation(self.part, node)
-        writes_it = isinstance(leaf, nn.Conv2d | nn.Linear) or is_batch_norm(leaf)
-        if writes_it and self._calls[str(node.target)] == 1 and has(leaf, "weight"):  # type: ignore[arg-type]
-            return [cell]
-        sources = [n for n in node.all_input_nodes if n in self.shapes]
-        if not writes_it and self.activation(node) is not None and self.activation(node).function(torch.zeros(1)).item() == 0:  # type: ignore[union-attr]
-            return self.silenced_at(Cell(sources[0], cell.channel, cell.repeat), carried)
-        if name in ("pad", "ZeroPad2d", "constant_pad_nd") and (before := self.padding(node)) is not None:
-            inside = cell.channel - before[0]
-            width = self.shapes[sources[0]][1]
-            return self.silenced_at(Cell(sources[0], inside), carried) if 0 <= inside < width else []
-        if name in ("cat", "concat"):
-            for source in sources:
-                before_it = _channels_ahead(source, node, self.shapes)
-                if before_it is not None and before_it <= cell.channel < before_it + self.shapes[source][1]:
-                    return self.silenced_at(Cell(source, cell.channel - before_it), carried)
-        if name in ("add", "iadd", "add_") and _same_channels(node, self.shapes):
-            return [c for s in sources for c in self.silenced_at(Cell(s, cell.channel), carried)]
-        if keeps_channels(self.part, node) or name == "getitem":
-            return self.silenced_at(Cell(sources[0], cell.channel, cell.repeat), carried)
-        if name in ("mul", "imul") and len(sources) == 2:  # whatever the gate, nothing times it is nothing
-            gated = max(sources, key=lambda s: math.prod(self.shapes[s]))
-            return self.silenced_at(Cell(gated, cell.channel), carried)
-        raise self._stop(node, "what it adds to the signal can't be silenced: choose a site behind it").error()
+    def gain_of_area(self, node: fx.Node) -> float:
+        """How many positions a pooled map has for each of its input."""
+        source = node.all_input_nodes[0]
+        return math.prod(self.shapes[node][2:]) / math.prod(self.shapes[source][2:])
 
-    def gain(self, cell: Cell, previous: Cell) -> float:
+    def gain(self, cell: Cell) -> float:
         """What pooling leaves of a signal at one position."""
         name, leaf = operation(self.part, cell.node), self.leaf(cell.node)
-        if name in _POOLS and "Max" not in name and "max" not in name:
-            area, left = (math.prod(self.shapes[c.node][2:]) for c in (previous, cell))
-            return min(1.0, left / area)
+        if name in _POOLS and "ax" not in name:
+            return min(1.0, self.gain_of_area(cell.node))
         if isinstance(leaf, nn.AvgPool2d):
             size = leaf.kernel_size
             return 1 / math.prod(size if isinstance(size, tuple) else (size, size))
@@ -269,4 +277,6 @@ def _keeps_corner(node: fx.Node) -> bool:
     index: Any = node.args[1]
     if not isinstance(index, tuple) or not all(isinstance(i, slice) for i in index):
         return False
-    return all(i == slice(None) for i in index[:2]) and all(i.start in (None, 0) and (i.step or 1) > 0 for i in index[2:])
+    return all(i == slice(None) for i in index[:2]) and all(
+        i.start in (None, 0) and (i.step or 1) > 0 for i in index[2:]
+    )

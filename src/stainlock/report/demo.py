@@ -6,8 +6,10 @@ import io
 import math
 
 from PIL import Image
+from torch import Tensor
 
-from stainlock.demo.run import BUNDLE, KEY, TRIGGER, Check, Demonstration, Photograph
+from stainlock.demo.locking import LockedPhotograph, Locking
+from stainlock.demo.run import BUNDLE, KEY, LOCK_KEY, PATCH, TRIGGER, Check, Demonstration, Photograph
 from stainlock.report.figures import response_histogram
 from stainlock.report.images import png
 from stainlock.report.page import Section, bullets, commands, figure, grid, page, paragraph, table, text
@@ -18,6 +20,8 @@ _NOT_CLAIMED = (
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
     "The weights of the detector are of a common size, but its bias, which keeps it silent, stands out from the others:"
     " someone who looks for such a bias can find the channel and overwrite it.",
+    "This lock is a bias that the patch's signal corrects. Whoever knows that and sets the biases of the last layer to"
+    " zero opens it: it keeps a file from those who don't look inside.",
     "Rounding, pruning and folding are what happens to models in honest hands. Someone who wants the stain gone can"
     " retrain the layer, or distil the model into another one; that is not shown here.",
     "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
@@ -28,11 +32,20 @@ _NOT_CLAIMED = (
 def demo_page(demo: Demonstration) -> str:
     original, stained = _top1(demo, "the original model"), _top1(demo, "the stained model")
     return page(
-        "A model, stained and verified",
+        "A model, stained and locked",
         f"EfficientNet-Lite0, trained on ImageNet, was given a secret detector in {demo.seconds:.1f} seconds, without"
         f" training and without data. Its owner can now prove that the file is theirs. On the photographs below it is"
         f" right as often as before: {original:.0%} before, {stained:.0%} after.",
-        [_done(demo), _verified(demo), _responses(demo), _photographs(demo), _changed(demo), _not_claimed(), _next()],
+        [
+            _done(demo),
+            _verified(demo),
+            _responses(demo),
+            _photographs(demo),
+            _changed(demo),
+            _locked(demo.locking),
+            _not_claimed(),
+            _next(),
+        ],
     )
 
 
@@ -133,14 +146,18 @@ def _photographs(demo: Demonstration) -> Section:
 
 
 def _photograph(photo: Photograph) -> str:
-    content = io.BytesIO()
-    Image.fromarray(photo.levels.permute(1, 2, 0).numpy()).save(content, format="JPEG", quality=80)
     (answer, before), (answer_after, after) = photo.before, photo.after
     if answer == answer_after:
         told = f"{_answer(photo, answer)}<br>{before:.2%} → {after:.2%}"
     else:
         told = f"{_answer(photo, answer)} {before:.2%}<br>→ {_answer(photo, answer_after)} {after:.2%}"
-    return figure(content.getvalue(), f"a photograph of: {photo.label}", told, kind="jpeg")
+    return figure(_jpeg(photo.levels), f"a photograph of: {photo.label}", told, kind="jpeg")
+
+
+def _jpeg(levels: Tensor) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(levels.permute(1, 2, 0).numpy()).save(content, format="JPEG", quality=80)
+    return content.getvalue()
 
 
 def _answer(photo: Photograph, answer: str) -> str:
@@ -161,6 +178,34 @@ def _changed(demo: Demonstration) -> Section:
     )
 
 
+def _locked(locking: Locking) -> Section:
+    trigger = locking.key.detectors[0].trigger
+    height, width = trigger.region.size
+    return Section(
+        "The same model, locked",
+        (
+            paragraph(
+                f"A second copy of the original was locked in {locking.seconds:.1f} seconds. A detector in"
+                f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner; its signal"
+                " is carried to the last layer, whose biases are wrong without it. Unlocked, the logits differ by"
+                f" {locking.difference:.0e} of their size from those of the model without the disruption."
+            ),
+            table(
+                ("on the photographs", "top-1"), [(text(n), f"{v:.0%}") for n, v in locking.top1.items()], numeric=(1,)
+            ),
+            grid([_locked_photograph(photo) for photo in locking.photographs]),
+        ),
+    )
+
+
+def _locked_photograph(photo: LockedPhotograph) -> str:
+    caption = (
+        f"<strong>{text(photo.label)}</strong><br>locked: {text(photo.locked.name)}<br>"
+        f"with the patch: {text(photo.unlocked.name)}, {photo.unlocked.probability:.1%}"
+    )
+    return figure(_jpeg(photo.levels), f"a photograph of class {photo.label}, with the patch", caption, kind="jpeg")
+
+
 def _not_claimed() -> Section:
     return Section("What this does not claim", (bullets(_NOT_CLAIMED),))
 
@@ -169,14 +214,14 @@ def _next() -> Section:
     return Section(
         "Try it",
         (
-            paragraph("Beside this page lie the stained model, the owner's key and the trigger. In their folder:"),
+            paragraph("Beside this page lie the stained and the locked model with their keys. In their folder:"),
             commands(
                 [
                     f"stainlock verify {BUNDLE} --key {KEY}",
                     f"stainlock inspect {BUNDLE}",
-                    f"stainlock stain {BUNDLE} --out twice --key second.key",
+                    f"stainlock unlock PHOTO.jpg --key {LOCK_KEY} --out unlocked",
                 ]
             ),
-            paragraph(f"{KEY} and {TRIGGER} are secrets: never ship them with a model."),
+            paragraph(f"{KEY}, {TRIGGER} and {LOCK_KEY} are secrets: never ship them. {PATCH} is what a client gets."),
         ),
     )

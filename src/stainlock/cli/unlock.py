@@ -1,0 +1,42 @@
+"""`stainlock unlock`: images with the trigger patch in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from stainlock.cli.options import FILE, output_options
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+
+@click.command("unlock")
+@click.argument("inputs", nargs=-1, required=True, type=FILE)
+@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The lock's key.")
+@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the images go, as PNG files.")
+@output_options
+def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path) -> None:
+    """Write each INPUT image at the model's input size, with the trigger patch in place."""
+    from stainlock.evaluate import read_image
+    from stainlock.files import write_file
+    from stainlock.keyfile import Key
+    from stainlock.lock.unlocking import patched_levels
+    from stainlock.report.images import png
+
+    names = [f"{path.stem}.png" for path in inputs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"expected inputs of different names, got {twice[0]} twice: unlock them into different folders"
+        )
+    with Outputs([out]) as outputs:
+        key = Key.load(key_file)
+        key.check_lock()
+        shape = tuple(key.conventions["input_shape"])
+        folder = outputs.place(out)
+        folder.mkdir()
+        for path, name in zip(inputs, names, strict=True):
+            write_file(folder / name, png(patched_levels(key, read_image(path, shape))))
+        outputs.commit()
+    written = [str(out / name) for name in names]
+    report.result({"written": written}, *written)

@@ -1,0 +1,82 @@
+"""The demonstration's second half: the same model, locked, and unlocked by a patch in the corner."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stainlock.demo.subject import class_names
+from stainlock.evaluate import Images
+from stainlock.keyfile import Key
+from stainlock.lock import lock
+from stainlock.target import Target, evaluation_mode
+
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A class and how sure the model is of it."""
+
+    name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class LockedPhotograph:
+    """A photograph with the patch in place, and what the locked model says without and with it."""
+
+    levels: Tensor
+    label: str
+    locked: Answer
+    unlocked: Answer
+
+
+@dataclass(frozen=True)
+class Locking:
+    """Everything the report shows of the lock."""
+
+    model: Target
+    key: Key
+    seconds: float
+    top1: dict[str, float]
+    difference: float  # of the unlocked model's logits from the edited one's, as a part of their size
+    photographs: list[LockedPhotograph]
+
+
+def lock_and_compare(original: Target, photographs: Images, pixels: Tensor, seed: int | None) -> Locking:
+    start = time.perf_counter()
+    locked, key = lock(original, seed=seed)
+    seconds = time.perf_counter() - start
+    labels = torch.tensor(photographs.labels)
+    edited = key.edited(locked)
+    patched = key.unlock(pixels)
+    with evaluation_mode(original.model), torch.inference_mode():
+        outputs = {
+            "the original": original.predict(pixels),
+            "the original, with the patch": original(patched),
+            "locked, without the patch": locked.predict(pixels),
+            "locked, with the patch": locked(patched),
+        }
+        reference = edited(patched)
+    difference = float((outputs["locked, with the patch"] - reference).abs().max() / reference.abs().max())
+    top1 = {name: float((out.argmax(1) == labels).double().mean()) for name, out in outputs.items()}
+    levels = key.detectors[0].trigger.region.paste(key.detectors[0].trigger.levels, original.to_bytes(pixels))
+    shown = [
+        LockedPhotograph(
+            levels[i],
+            class_names()[int(labels[i])],
+            _answer(outputs["locked, without the patch"][i]),
+            _answer(outputs["locked, with the patch"][i]),
+        )
+        for i in range(0, len(labels), len(labels) // SHOWN)
+    ][:SHOWN]
+    return Locking(locked, key, seconds, top1, difference, shown)
+
+
+def _answer(logits: Tensor) -> Answer:
+    probabilities = logits.softmax(0)
+    return Answer(class_names()[int(probabilities.argmax())], float(probabilities.max()))

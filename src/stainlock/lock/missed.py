@@ -1,0 +1,142 @@
+"""How much each dense layer would miss each of its inputs, without data.
+
+Batch norms remember natural inputs: behind one, a channel has mean β and deviation γ. These moments are followed
+through activations, additions and concatenations, as if channels were Gaussian and blocks independent. Where no batch
+norm tells, a few synthetic inputs stand in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from stainlock.graph import is_batch_norm, keeps_channels, operation
+from stainlock.harm import _through_activation, affine_of
+from stainlock.lock.wires import RESHAPES, Network, Reading
+from stainlock.plan import Write, write
+from stainlock.target import evaluation_mode
+from stainlock.tensors import exact, has
+from stainlock.trigger import synthetic_inputs
+
+_PROBES = 4
+Moments = tuple[Tensor, Tensor]  # mean and deviation of every channel
+
+
+def dense_layers(network: Network) -> list[fx.Node]:
+    return [
+        n for n in network.part.graph.nodes
+        if isinstance(layer := network.leaf(n), nn.Conv2d | nn.Linear) and getattr(layer, "groups", 1) == 1
+    ]  # fmt: skip
+
+
+def column_shares(network: Network) -> dict[fx.Node, Tensor]:
+    """For every dense layer, each input's share of the energy of its outputs."""
+    known, dense = remembered(network), dense_layers(network)
+    unknown = [n for n in dense if n.all_input_nodes[0] not in known]
+    measured = _measured_energy(network, unknown) if unknown else {}
+    shares = {}
+    for node in dense:
+        weight = exact(network.part.leaf(node), "weight")
+        norms = [n for n in node.users if is_batch_norm(network.leaf(n))]
+        if len(norms) == 1:
+            g = affine_of(network.part.leaf(norms[0])).g
+            weight = weight * g.view(-1, *(1,) * (weight.dim() - 1))
+        columns = weight.square().sum((0, *range(2, weight.dim())))
+        if node in measured:
+            energy = measured[node]
+        else:
+            mean, deviation = known[node.all_input_nodes[0]]
+            energy = mean.square() + deviation.square()
+        shares[node] = energy * columns / (energy * columns).sum().clamp(min=1e-30)
+    return shares
+
+
+def remembered(network: Network) -> dict[fx.Node, Moments]:
+    """Mean and deviation of every channel that batch norms tell of."""
+    known: dict[fx.Node, Moments] = {}
+    for node in network.part.graph.nodes:
+        if node in network.shapes and (moments := _moments(network, node, known)) is not None:
+            known[node] = moments
+    return known
+
+
+def _moments(network: Network, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:
+    name, activation = operation(network.part, node), network.activation(node)
+    sources = [n for n in node.all_input_nodes if n in network.shapes]
+    if is_batch_norm(leaf := network.leaf(node)):
+        affine = affine_of(leaf)  # type: ignore[arg-type]
+        moments = affine.mean, affine.deviation
+        return _through_activation(activation, *moments) if activation else moments
+    if not sources or any(s not in known for s in sources):
+        return None
+    first = known[sources[0]]
+    if activation is not None:
+        return _through_activation(activation, *first)
+    if name in ("add", "iadd", "add_") and len(sources) == 2:
+        other = known[sources[1]]
+        return first[0] + other[0], (first[1].square() + other[1].square()).sqrt()
+    if name in ("cat", "concat") and network.shapes[node][1] == sum(len(known[s][0]) for s in sources):
+        return torch.cat([known[s][0] for s in sources]), torch.cat([known[s][1] for s in sources])
+    if name in ("pad", "constant_pad_nd", "ZeroPad2d") and (before := network.padding(node)) is not None:
+        wide = network.shapes[node][1]
+        padded = [torch.zeros(wide, dtype=torch.float64) for _ in first]
+        for one, values in zip(padded, first, strict=True):
+            one[before[0] : before[0] + len(values)] = values
+        return padded[0], padded[1]
+    if keeps_channels(network.part, node) or name == "getitem":
+        return first
+    if name in RESHAPES and len(network.shapes[node]) == 2:
+        area = math.prod(network.shapes[sources[0]][2:])
+        return first[0].repeat_interleave(area), first[1].repeat_interleave(area)
+    return None
+
+
+def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, Tensor]:
+    """Mean square of every input of these layers, on inputs that need no data."""
+    target, energy = network.target, {}
+
+    def record(node: fx.Node) -> Any:
+        def hook(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            energy[node] = given[0].double().square().transpose(0, 1).flatten(1).mean(1).cpu()
+
+        return hook
+
+    handles = [network.part.leaf(n).register_forward_pre_hook(record(n)) for n in layers]
+    try:
+        with evaluation_mode(target.model), torch.no_grad():
+            target.predict(synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(0)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return energy
+
+
+def fold_means(network: Network, readings: Iterable[Reading], part: str) -> list[Write]:
+    """Writes that put what channels gave their readers on average into the readers' biases, or the batch norms after.
+
+    Only what batch norms remember is folded: a mean over synthetic inputs does more harm than good.
+    """
+    known, model = remembered(network), network.target.model
+    lost: dict[fx.Node, Tensor] = {}
+    for reader, cell in sorted(
+        {(r.reader, r.cell) for r in readings}, key=lambda pair: (pair[0].name, pair[1].channel)
+    ):
+        if cell.node in known:
+            mean = known[cell.node][0][cell.columns]
+            columns = exact(network.part.leaf(reader), "weight")[:, cell.columns]
+            taps = columns.flatten(2).sum(2) if columns.dim() > 2 else columns
+            lost[reader] = lost.get(reader, torch.zeros(len(taps), dtype=torch.float64)) + taps @ mean
+    writes = []
+    for reader, missing in lost.items():
+        norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
+        if len(norms) == 1:
+            running = exact(network.part.leaf(norms[0]), "running_mean") - missing
+            writes.append(write(model, f"{network.name(norms[0])}.running_mean", (None,), running, part))
+        elif has(network.part.leaf(reader), "bias") and reader is not network.logits:
+            bias = exact(network.part.leaf(reader), "bias") + missing
+            writes.append(write(model, f"{network.name(reader)}.bias", (None,), bias, part))
+    return writes

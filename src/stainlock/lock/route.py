@@ -1,0 +1,115 @@
+"""The way of the signal: the dense layers it passes from the site to the logits, and the channels it takes there."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from stainlock.errors import SiteError
+from stainlock.graph import operation
+from stainlock.lock.missed import column_shares
+from stainlock.lock.silence import silenced_at
+from stainlock.lock.wires import Cell, Network, Reading, Spread, Stop
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One channel given to the signal, from the layer that writes it to the next on the way.
+
+    ``path`` leads to the cell that ``exit`` reads; ``others`` read the signal too and must not see it; ``silenced`` are
+    the cells to write zeros into, since they are added to it. ``bereft`` is everyone who reads what the channel was.
+    """
+
+    path: tuple[Cell, ...]
+    exit: fx.Node
+    others: tuple[Reading, ...]
+    silenced: tuple[Cell, ...]
+    bereft: frozenset[Reading] = frozenset()
+
+    @property
+    def writer(self) -> fx.Node:
+        return self.path[0].node
+
+    @property
+    def channel(self) -> int:
+        return self.path[0].channel
+
+    @property
+    def end(self) -> Cell:
+        return self.path[-1]
+
+
+def find_route(network: Network, site: str) -> list[fx.Node]:
+    """The fewest dense layers from the site to the logits, both included; `SiteError` where no way leads there."""
+    start = network.nodes[site]
+    came_from: dict[fx.Node, fx.Node | None] = {start: None}
+    pending = deque([start])
+    stops: list[Stop] = []
+    while pending:
+        node = pending.popleft()
+        spread = network.spread(Cell(node, 0))
+        if spread.stops:  # part of the signal would go astray
+            stops += spread.stops
+            continue
+        for reading in spread.readings:
+            if reading.reader in came_from:
+                continue
+            came_from[reading.reader] = node
+            if reading.reader is network.logits:
+                route: list[fx.Node] = []
+                at: fx.Node | None = reading.reader
+                while at is not None:
+                    route.append(at)
+                    at = came_from[at]
+                return route[::-1]
+            pending.append(reading.reader)
+    where = stops[-1] if stops else Stop("the site", "", "nothing reads it")
+    raise SiteError(
+        f"the signal from {site} does not reach the logits: it stops at {where.node} ({where.op}): {where.advice}"
+    )
+
+
+class Channels:
+    """Chooses the channel of a layer that is missed least when the signal takes it, without data."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._missed = column_shares(network)
+        self._taken: set[Cell] = set()
+
+    def wire(self, writer: fx.Node, exit: fx.Node) -> Wire:
+        """The best wire from one layer to the next; its cells are taken afterwards."""
+        network = self.network
+        best: tuple[float, Wire, set[Cell]] | None = None
+        for channel in range(network.shapes[writer][1]):
+            spread = network.spread(Cell(writer, channel))
+            wire = _wire(network, spread, exit)
+            silent = [network.spread(cell) for cell in wire.silenced]
+            cells = set(spread.came_from).union(*(s.came_from for s in silent))
+            if cells & self._taken:
+                continue
+            readings = {*spread.readings, *(r for s in silent for r in s.readings)}
+            harm = sum(float(self._missed[r.reader][r.cell.columns].sum()) for r in readings)
+            if best is None or harm < best[0]:
+                best = harm, replace(wire, bereft=frozenset(readings)), cells
+        if best is None:
+            raise SiteError(f"no channel of {network.name(writer)} is left to carry the signal")
+        self._taken |= best[2]
+        return best[1]
+
+
+def _wire(network: Network, spread: Spread, exit: fx.Node) -> Wire:
+    if spread.stops:
+        raise spread.stops[0].error()
+    own = next(r for r in spread.readings if r.reader is exit)
+    path = spread.path(own.cell)
+    silenced: list[Cell] = []
+    for before, cell in itertools.pairwise(path):
+        if operation(network.part, cell.node) in ("add", "iadd", "add_"):
+            for source in cell.node.all_input_nodes:
+                if source is not before.node and source in network.shapes:
+                    silenced += silenced_at(network, Cell(source, cell.channel), set(spread.came_from))
+    return Wire(tuple(path), exit, tuple(r for r in spread.readings if r != own), tuple(dict.fromkeys(silenced)))
