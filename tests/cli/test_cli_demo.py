@@ -28,9 +28,14 @@ def test_demo(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.facts["largest_natural"] < result.facts["trigger_response"] / 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shown"]
     assert verify(Target.from_reference("shown/stained"), Key.load("shown/owner.key"), method="weights").stained
+    top1 = result.facts["lock"]["top1"]
+    assert top1["locked, without the patch"] <= 0.05
+    assert top1["locked, with the patch"] >= top1["the original, with the patch"] - 0.1  # two of twenty photographs
+    assert result.facts["lock"]["difference"] < 1e-3
+    assert Key.load("shown/lock.key").kind == "lock"
 
     page = (tmp_path / "shown" / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/") == 22  # the trigger, the histogram, twenty photographs
+    assert page.count("data:image/") == 26  # the trigger, the histogram, twenty photographs, four of them patched
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert "<script" not in page
     assert str(Key.load("shown/owner.key").seed) not in page

@@ -26,7 +26,7 @@ _PART_OF_SIDE = 3
 # As many sites as are tried out, and how hard.
 _CANDIDATES, _STEPS, _PROBES = 6, 20, 4
 _DETECTORS = 4
-_GOOD_MARGIN = 6.0
+_GOOD_MARGIN = 4.0
 # The size of the veto, where the part of a detector that position (0, 0) sees has size 1.
 _VETO = 2.0
 
