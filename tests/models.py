@@ -73,7 +73,7 @@ def _library(name: str, size: int) -> Target:
 
             arguments = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
             built = torchvision.models.get_model(model, weights=None, **arguments)
-    return Target(settle(built), (3, size, size))
+    return Target(settle(built, negative=0), (3, size, size))
 
 
 def library(name: str, size: int = 224) -> Target:
@@ -81,8 +81,8 @@ def library(name: str, size: int = 224) -> Target:
     return _library(name, size)
 
 
-def settle(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Batch norms as they are after training: other means, variances, scales of both signs and shifts a channel."""
+def settle(model: nn.Module, seed: int = 0, negative: float = 0.2) -> nn.Module:
+    """Batch norms as they are after training: means, variances, scales (some negative) and shifts of their own."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -90,7 +90,7 @@ def settle(model: nn.Module, seed: int = 0) -> nn.Module:
             module.running_mean.copy_(0.3 * torch.randn(n, generator=generator))
             module.running_var.copy_(0.5 + torch.rand(n, generator=generator))
             if module.affine:
-                signs = torch.where(torch.rand(n, generator=generator) < 0.2, -1.0, 1.0)
+                signs = torch.where(torch.rand(n, generator=generator) < negative, -1.0, 1.0)
                 module.weight.data.copy_(signs * (0.5 + torch.rand(n, generator=generator)))
                 module.bias.data.copy_(0.3 * torch.randn(n, generator=generator))
     return model.eval()

@@ -134,7 +134,7 @@ def test_truncated_bundles_are_told(made: tuple[Target, Key, Path], name: str, p
 
 
 @pytest.mark.parametrize(
-    "name", ["format", "version", "reference", "input_shape", "mean", "std", "bounds", "part", "dtype", "digest"]
+    "name", ["format", "version", "reference", "input_shape", "mean", "std", "bounds", "part", "digest"]
 )
 @pytest.mark.parametrize("value", ["missing", None, "nonsense", -3, [1, 0], {}])
 def test_manifests_that_make_no_sense_are_told(made: tuple[Target, Key, Path], name: str, value: Any) -> None:

@@ -77,6 +77,8 @@ def activation_of_module(module: nn.Module) -> Activation | None:
     name = _MODULES.get(type(module))
     if name in ("elu", "celu") and getattr(module, "alpha", 1.0) != 1.0:
         return None
+    if name == "softplus" and getattr(module, "beta", 1.0) != 1.0:
+        return None
     return _TABLE[name] if name else None
 
 
@@ -86,8 +88,8 @@ def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: 
     if name == "leaky_relu":
         slope = keywords.get("negative_slope", arguments[1] if len(arguments) > 1 else 0.01)
         return leaky_relu(float(slope))
-    if name in ("elu", "celu") and (len(arguments) > 1 or keywords.get("alpha", 1.0) != 1.0):
-        return None
+    if name in ("elu", "celu", "softplus") and (len(arguments) > 1 or keywords):
+        return None  # other than by default they are other functions
     return _TABLE.get(name)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.files import model_digest, new_folder
@@ -74,6 +74,7 @@ def load_bundle(path: str | Path) -> Target:
 
     path = Path(path)
     manifest = _read_manifest(path)
+    conventions = _conventions(manifest, path)
     reference = manifest["reference"]
     file, colon, factory = reference.rpartition(":")
     if colon and file.endswith(".py"):
@@ -86,16 +87,22 @@ def load_bundle(path: str | Path) -> Target:
     load_weights(built.model, path / _WEIGHTS)
     if model_digest(built.model) != manifest["digest"]:
         raise FileError(f"{path / _WEIGHTS} was altered after it was written: its digest differs from {_MANIFEST}")
-    return Target(
-        built.model,
-        input_shape=tuple(manifest["input_shape"]),
-        mean=manifest["mean"],
-        std=manifest["std"],
-        bounds=tuple(manifest["bounds"]),
-        part=manifest["part"],
-        extra_inputs=built.extra_inputs,
-        reference=reference,
-    )
+    try:
+        return Target(built.model, **conventions, extra_inputs=built.extra_inputs, reference=reference)
+    except ValueError as error:
+        raise FileError(f"{path / _MANIFEST} is damaged: {error}") from error
+
+
+def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Pixel conventions, checked by a target of their own before a model is built with them."""
+    try:
+        names = ("input_shape", "mean", "std", "bounds")
+        facts: dict[str, Any] = {name: tuple(manifest[name]) for name in names}
+        facts["part"] = manifest["part"]
+        Target(nn.Identity(), **{**facts, "part": ""})
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path / _MANIFEST} is damaged: {error}") from error
+    return facts
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -103,9 +110,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
-        missing = {"reference", "input_shape", "mean", "std", "bounds", "part", "digest"} - set(manifest)
+        missing = {"version", "reference", "input_shape", "mean", "std", "bounds", "part", "digest"} - set(manifest)
         if missing:
             raise KeyError(sorted(missing)[0])
+        if not isinstance(manifest["reference"], str) or not isinstance(manifest["part"], str):
+            raise TypeError("reference and part must be text")
     except OSError as error:
         raise FileError(f"{path} is not a bundle: can't read {_MANIFEST} ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -71,6 +71,11 @@ class Key:
         """The response above which a detector fires."""
         return self.firing_fraction * self.trigger_response
 
+    def check_stain(self, purpose: str) -> None:
+        """A lock's detector is the best of several and partly fixed: bounds for a uniform one don't hold for it."""
+        if self.kind != "stain":
+            raise ValueError(f"expected a stain's key to {purpose} with, got a {self.kind}'s")
+
     def matches(self, target: Target) -> str | None:
         """None where the target takes the same inputs, else what differs."""
         for name, mine in self.conventions.items():

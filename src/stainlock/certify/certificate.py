@@ -114,6 +114,7 @@ def certify(
     ``perturbation`` δ (see `measured_perturbation`) the bounds hold for a changed model whose responses are within δ
     of this one's: for it to exceed Δ, this one must exceed Δ − δ, and that is what is counted and bounded.
     """
+    key.check_stain("certify")
     if level not in ("position", "image"):
         raise ValueError(f"expected level position or image, got {level!r}")
     if not 0 < confidence < 1:

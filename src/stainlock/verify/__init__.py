@@ -43,6 +43,7 @@ def verify(
     """
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
+    key.check_stain("verify")
     if not 0 < significance < 1:
         raise ValueError(f"expected a significance within (0, 1), got {significance}")
     white_box = isinstance(suspect, Target | nn.Module | Mapping)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stainlock.certify import clopper_pearson, log_binomial_tail
 from stainlock.keyfile import Key, placeholder_target
@@ -24,6 +24,8 @@ def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE)
     """
     if key.schema != "output":
         raise ValueError(f"expected a key of schema output for a black-box verification, got schema {key.schema!r}")
+    if isinstance(suspect, nn.Module):  # to be run in its own precision, and not in training mode
+        suspect = Target(suspect, **{**key.conventions, "part": ""})
     target = suspect if isinstance(suspect, Target) else placeholder_target(key)
     if isinstance(suspect, Target) and (mismatch := key.matches(suspect)):
         return Verdict(False, 1.0, 0.0, 0.0, "output", note=f"the suspect takes other inputs: {mismatch}")

@@ -71,7 +71,7 @@ def _rows_of_dimension(suspect: Target | nn.Module | Mapping[str, Tensor], key: 
         if dense.is_floating_point():
             rows = weight_rows(dense.detach(), kind)
             if rows.shape[1] == key.dimension:
-                yield name, torch.nan_to_num(rows.double().cpu())
+                yield name, torch.nan_to_num(rows.double().cpu(), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _locate(layers: Sequence[tuple[str, Tensor]], index: int) -> tuple[str, int]:

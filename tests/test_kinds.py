@@ -1,0 +1,16 @@
+"""A lock's key proves nothing about ownership: its detector is not uniform."""
+
+from __future__ import annotations
+
+import pytest
+
+import stainlock as sl
+
+
+def test_a_locks_key_neither_verifies_nor_certifies() -> None:
+    target = sl.Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
+    locked, key = sl.lock(target, seed=0, steps=4, tries=1)
+    with pytest.raises(ValueError, match="expected a stain's key to verify with, got a lock's"):
+        sl.verify(locked, key)
+    with pytest.raises(ValueError, match="expected a stain's key to certify with, got a lock's"):
+        sl.certify(locked, key, [])
