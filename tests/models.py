@@ -73,7 +73,13 @@ def _library(name: str, size: int) -> Target:
 
             arguments = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
             built = torchvision.models.get_model(model, weights=None, **arguments)
-    return Target(settle(built, negative=0), (3, size, size))
+    settle(built, negative=0)
+    for module in built.modules():  # nothing is cut off for good, so that a change anywhere can be seen later
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.bias.data.abs_()
+        elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels:
+            module.weight.data.abs_()
+    return Target(built, (3, size, size))
 
 
 def library(name: str, size: int = 224) -> Target:

@@ -54,7 +54,8 @@ def changed_inputs(target: Target, name: str, channel: int) -> dict[str, set[int
             axis = -1 if isinstance(layer, nn.Linear) else 1
             if layer_name == name:
                 result = result.clone()
-                result.select(axis, channel).add_(shift * torch.randn_like(result.select(axis, channel)))
+                mine = result.select(axis, channel)
+                mine.add_(shift * (1 + torch.rand_like(mine)) * result.abs().amax().clamp(min=1))
                 return result
             if is_depthwise(layer):
                 return None
@@ -67,7 +68,7 @@ def changed_inputs(target: Target, name: str, channel: int) -> dict[str, set[int
 
     images = torch.rand(1, *target.input_shape)
     layers = {n: m for n, m in target.model.named_modules() if isinstance(m, LAYERS)}
-    for make, shifts in ((lambda n, m: record(n), (0.0,)), (compare, (3.0, 30.0, 300.0))):
+    for make, shifts in ((lambda n, m: record(n), (0.0,)), (compare, (30.0, -30.0, 2.0, -2.0))):
         handles = [m.register_forward_hook(make(n, m)) for n, m in layers.items()]
         try:
             for shift in shifts:  # noqa: B007  the hooks use it

@@ -42,7 +42,8 @@ def affine_of(norm: nn.Module) -> Affine:
     gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(variance)
     beta = exact(norm, "bias") if has(norm, "bias") else torch.zeros_like(variance)
     scale = gamma / torch.sqrt(variance + float(getattr(norm, "eps", 0.0)))
-    return Affine(scale, beta - scale * running, beta, gamma.abs())
+    # Where the variance is next to nothing, eps keeps the output from spreading as far as γ.
+    return Affine(scale, beta - scale * running, beta, scale.abs() * variance.sqrt())
 
 
 def l1_norms(analysis: Analysis, site: Site) -> Tensor:

@@ -113,6 +113,7 @@ def test_an_activation_message_is_read_from_responses(name: str, site: str) -> N
     assert unmarked.message is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_an_activation_message_survives_narrow_types(dtype: torch.dtype) -> None:
     marked, key = models.stained("vgg16_cifar10", "features.10", schema="activation", message="me")

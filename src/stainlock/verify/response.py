@@ -46,6 +46,9 @@ def verify_response(
     Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t).
     """
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
+    if suspect.device.type == "cpu" and suspect.dtype in (torch.float16, torch.bfloat16):
+        suspect = suspect.copy()
+        suspect.model.float()  # CPUs search for decoys a hundred times faster in float32, on the same weights
     site = _same_site(suspect, key)
     if isinstance(site, str):
         return replace(silent, note=site)
