@@ -62,8 +62,10 @@ def folded(model: nn.Module, case: str) -> nn.Module:
     """Batch norm into the convolution, as exporters do."""
     _, site, norm, _ = CASES[case]
     assert norm is not None
-    fused = fuse_conv_bn_eval(model.get_submodule(site), model.get_submodule(norm))
-    for name, module in ((site, fused), (norm, nn.Identity())):
+    batch_norm = model.get_submodule(norm)
+    fused = fuse_conv_bn_eval(model.get_submodule(site), batch_norm)
+    after = getattr(batch_norm, "act", nn.Identity())  # timm's batch norms carry their activation
+    for name, module in ((site, fused), (norm, after)):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, module)
     return model
