@@ -14,16 +14,19 @@ from stainlock.harm import _loss, affine_of, l1_norms, outgoing_harm, rank_chann
 from stainlock.target import evaluation_mode
 
 
-def reader_levels(target: Target, module: str, images: Tensor) -> Tensor:
-    """Mean of a layer's outputs over images and positions, channel by channel."""
+def reader_levels(target: Target, module: str, images: Tensor, *, rectified: bool = False) -> Tensor:
+    """Mean of a layer's outputs, or of what a ReLU leaves of them, over images and positions, channel by channel."""
     caught: list[Tensor] = []
-    handle = target.model.get_submodule(module).register_forward_hook(lambda _, __, output: caught.append(output))
+    handle = target.model.get_submodule(module).register_forward_hook(
+        lambda _, __, output: caught.append(output.clone())
+    )
     try:
         with evaluation_mode(target.model), torch.no_grad():
             target.predict(images)
     finally:
         handle.remove()
-    return caught[0].double().movedim(1, 0).flatten(1).mean(1)
+    outputs = caught[0].relu() if rectified else caught[0]
+    return outputs.double().movedim(1, 0).flatten(1).mean(1)
 
 
 @pytest.mark.parametrize(
@@ -51,21 +54,10 @@ def test_batch_norm_knows_most_of_what_a_layers_channels_give_on_average(site: s
     """Channels are not quite Gaussian: for one of them the estimate can be off, for a layer's it must not be."""
     target, images = models.real("resnet56_cifar10"), models.pixels("resnet56_cifar10", 100)
     analysis = analyse(target)
-    given = reader_levels_after_relu(target, site.replace("conv1", "bn1"), images)
+    given = reader_levels(target, site.replace("conv1", "bn1"), images, rectified=True)
     own = analysis.sites[site]
     expected, _ = _loss(analysis, own, own.readers[0], site_moments(analysis, own))
     assert float((given - expected).norm()) < 0.5 * float(given.norm())
-
-
-def reader_levels_after_relu(target: Target, module: str, images: Tensor) -> Tensor:
-    caught: list[Tensor] = []
-    handle = target.model.get_submodule(module).register_forward_hook(lambda _, __, out: caught.append(out.relu()))
-    try:
-        with evaluation_mode(target.model), torch.no_grad():
-            target.predict(images)
-    finally:
-        handle.remove()
-    return caught[0].double().movedim(1, 0).flatten(1).mean(1)
 
 
 def test_folding_writes_the_readers_biases_or_running_means_alone() -> None:

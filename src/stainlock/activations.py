@@ -88,11 +88,7 @@ def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: 
     if name == "leaky_relu":
         slope = keywords.get("negative_slope", arguments[1] if len(arguments) > 1 else 0.01)
         return leaky_relu(float(slope))
-    if name in ("elu", "celu", "softplus") and (len(arguments) > 1 or keywords):
+    shaped = len(arguments) > 1 or any(keywords.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
+    if name in ("elu", "celu", "softplus") and shaped:
         return None  # other than by default they are other functions
     return _TABLE.get(name)
-
-
-def activation_named(name: str, leak: float = 0.0) -> Activation:
-    """The entry of the table, or a leaky ReLU with the given slope."""
-    return leaky_relu(leak) if name == "leaky_relu" else _TABLE[name]
