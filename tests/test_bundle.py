@@ -158,8 +158,8 @@ def test_manifests_that_make_no_sense_are_told(made: tuple[Target, Key, Path], n
 
 def test_newer_bundles_are_told(made: tuple[Target, Key, Path]) -> None:
     path = made[2] / "stainlock.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
-    with pytest.raises(FileError, match="has bundle version 2, this program reads 1"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+    with pytest.raises(FileError, match="has bundle version 99, this program reads"):
         load_bundle(made[2])
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stainlock import FileError, Key, stain, verify
 from stainlock.files import pack
+from stainlock.keyfile import KEY_VERSION
 
 GOLDEN = Path(__file__).parent / "golden" / "mlp_key_v1"
 KINDS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
@@ -179,8 +180,11 @@ def test_other_files_are_told(tmp_path: Path) -> None:
 
 
 def test_newer_keys_are_told(tmp_path: Path) -> None:
-    (tmp_path / "k").write_bytes(pack("key", 2, {}, {}))
-    with pytest.raises(FileError, match="has key format version 2, this program reads 1: update stainlock"):
+    (tmp_path / "k").write_bytes(pack("key", KEY_VERSION + 1, {}, {}))
+    with pytest.raises(
+        FileError,
+        match=rf"has key format version {KEY_VERSION + 1}, this program reads {KEY_VERSION}: update stainlock",
+    ):
         Key.load(tmp_path / "k")
 
 

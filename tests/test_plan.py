@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,12 @@ def test_a_stain_is_a_small_delta_and_back(
 ) -> None:
     target = models.real(name)
     marked, key = models.stained(name, site, **options)
-    delta = diff(target.model, marked.model)
+    delta = diff(target, marked)
     delta.save(tmp_path / "delta")
     loaded = Plan.load(tmp_path / "delta")
     assert loaded.base == delta.base == key.base_digest
     assert models.same_state(loaded.apply(target).model, marked.model)
-    assert models.same_state(loaded.inverse(target.model).apply(loaded.apply(target)).model, target.model)
+    assert models.same_state(loaded.inverse(target).apply(loaded.apply(target)).model, target.model)
     assert models.same_state(key.original(marked).model, target.model)
     assert loaded.elements == delta.elements <= key.revert.elements
     weights = sum(t.numel() * t.element_size() for t in target.model.state_dict().values())
@@ -59,11 +58,11 @@ def test_a_key_reverts_the_very_model_alone() -> None:
         key.original(models.real("resnet20_cifar10"))
 
 
-def random_change(model: nn.Module, seed: int = 0) -> nn.Module:
+def random_change(target: Target, seed: int = 0) -> Target:
     generator = torch.Generator().manual_seed(seed)
-    changed = copy.deepcopy(model)
+    changed = target.copy()
     with torch.no_grad():
-        for tensor in changed.state_dict().values():
+        for tensor in changed.model.state_dict().values():
             places = torch.rand(tensor.shape, generator=generator) < 0.1
             if tensor.is_floating_point():
                 tensor[places] = (tensor[places] * -1.5 + 0.1).to(tensor.dtype)
@@ -75,24 +74,23 @@ def random_change(model: nn.Module, seed: int = 0) -> nn.Module:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_diff_turns_one_model_into_the_other(dtype: torch.dtype, layout: torch.memory_format) -> None:
-    base = models.conv_net().model.to(dtype).to(memory_format=layout)
+    base = Target(models.conv_net().model.to(dtype).to(memory_format=layout), (3, 16, 16))
     changed = random_change(base)
     plan = diff(base, changed)
-    target = Target(base, (3, 16, 16))
-    assert models.same_state(plan.apply(target).model, changed)
-    assert models.same_state(plan.inverse(base).apply(plan.apply(target)).model, base)
+    assert models.same_state(plan.apply(base).model, changed.model)
+    assert models.same_state(plan.inverse(base).apply(plan.apply(base)).model, base.model)
     assert diff(base, base).writes == ()
 
 
 def test_a_diff_sees_every_bit() -> None:
     """0 and −0 are equal numbers and other bits: other digests."""
-    base = models.mlp().model
+    base = models.mlp()
     with torch.no_grad():
-        base.head.bias.zero_()
-    changed = copy.deepcopy(base)
+        base.model.head.bias.zero_()
+    changed = base.copy()
     with torch.no_grad():
-        changed.head.bias.neg_()
-    assert models.same_state(diff(base, changed).apply(Target(base, (3, 8, 8))).model, changed)
+        changed.model.head.bias.neg_()
+    assert models.same_state(diff(base, changed).apply(base).model, changed.model)
 
 
 def test_a_diff_of_tied_weights_can_be_applied() -> None:
@@ -102,22 +100,22 @@ def test_a_diff_of_tied_weights_can_be_applied() -> None:
             self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
             self.b.weight = self.a.weight
 
-    base = Tied()
-    changed = copy.deepcopy(base)
+    base = Target(Tied(), (4,), mean=(0,), std=(1,))
+    changed = base.copy()
     with torch.no_grad():
-        changed.a.weight += 1
-    applied = diff(base, changed).apply(Target(base, (4,), mean=(0,), std=(1,))).model
-    assert models.same_state(applied, changed)
+        changed.model.a.weight += 1
+    applied = diff(base, changed).apply(base).model
+    assert models.same_state(applied, changed.model)
     assert applied.a.weight is applied.b.weight
 
 
 def test_diffs_of_other_architectures_are_told() -> None:
     with pytest.raises(ModelError, match="differ in structure"):
-        diff(models.mlp().model, models.conv_net().model)
-    wider = models.mlp().model
-    wider.head = nn.Linear(48, 11)
+        diff(models.mlp(), models.conv_net())
+    wider = models.mlp()
+    wider.model.head = nn.Linear(48, 11)
     with pytest.raises(ModelError, match=r"head\.weight"):
-        diff(models.mlp().model, wider)
+        diff(models.mlp(), wider)
 
 
 def test_plans_for_another_model_are_told() -> None:
@@ -153,7 +151,7 @@ def test_overlapping_writes_revert_in_turn() -> None:
     plan = Plan(tuple(write(target.model, "head.bias", (2,), float(v), "detector") for v in (1, 2, 3)))
     assert plan.elements == 1
     assert plan.apply(target).model.head.bias[2].item() == 3
-    assert models.same_state(plan.inverse(target.model).apply(plan.apply(target)).model, target.model)
+    assert models.same_state(plan.inverse(target).apply(plan.apply(target)).model, target.model)
 
 
 def test_parts_can_be_left_out_and_changes_are_counted() -> None:
@@ -161,7 +159,7 @@ def test_parts_can_be_left_out_and_changes_are_counted() -> None:
     plan = Plan((write(target.model, "head.bias", (2,), 100.0, "detector"),))
     plan += [write(target.model, "fc.weight", (3,), 0.0, "fold")]
     assert [w.parameter for w in plan.without("fold").writes] == ["head.bias"]
-    lines = changes(plan, target.model)
+    lines = changes(plan, target)
     assert [(line.parameter, line.elements) for line in lines] == [("head.bias", 1), ("fc.weight", 64)]
     assert lines[0].max_abs == pytest.approx(100 - target.model.head.bias[2].item())
     assert lines[1].max_abs == pytest.approx(target.model.fc.weight[3].abs().max().item())
@@ -170,14 +168,14 @@ def test_parts_can_be_left_out_and_changes_are_counted() -> None:
 def test_a_thousand_clients_are_a_thousand_plans() -> None:
     """Two stains of one base model, told apart by their plans alone."""
     target = models.mlp()
-    plans = [diff(target.model, stain(target, "fc", seed=seed, steps=4)[0].model) for seed in (1, 2)]
+    plans = [diff(target, stain(target, "fc", seed=seed, steps=4)[0]) for seed in (1, 2)]
     states = [plan.apply(target).model for plan in plans]
     assert not models.same_state(*states)
     assert plans[0].base == plans[1].base
 
 
 def saved(tmp_path: Path) -> Path:
-    base = models.mlp().model
+    base = models.mlp()
     diff(base, random_change(base)).save(tmp_path / "delta")
     return tmp_path / "delta"
 
@@ -195,7 +193,8 @@ def test_damaged_deltas_are_told(tmp_path: Path) -> None:
 
 def test_values_are_the_parameters_own(tmp_path: Path) -> None:
     """A delta of a half-precision model stores half-precision numbers."""
-    base = models.mlp().model.half()
+    base = models.mlp()
+    base.model.half()
     plan = diff(base, random_change(base))
     plan.save(tmp_path / "delta")
     loaded: list[Tensor] = [w.values for w in Plan.load(tmp_path / "delta").writes]

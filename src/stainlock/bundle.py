@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.files import model_digest, new_folder
+from stainlock.insertion import Insertion
 from stainlock.target import Target
 
-BUNDLE_VERSION = 1
+BUNDLE_VERSION = 2
 _WEIGHTS, _MANIFEST = "model.safetensors", "stainlock.json"
+_FIELDS = {"version", "reference", "input_shape", "mean", "std", "bounds", "part", "insertions", "digest"}
 
 
 def save_bundle(target: Target, path: str | Path) -> None:
@@ -41,6 +44,7 @@ def write_bundle(target: Target, folder: Path, final: Path) -> None:
         "std": target.std,
         "bounds": target.bounds,
         "part": target.part,
+        "insertions": [insertion.to_json() for insertion in target.insertions],
         "digest": model_digest(target.model),
     }
     save_file(_separate(target.model.state_dict()), folder / _WEIGHTS)
@@ -80,6 +84,8 @@ def load_bundle(path: str | Path) -> Target:
     if colon and file.endswith(".py"):
         reference = f"{Path(os.path.normpath(path.resolve() / file))}:{factory}"
     built = load_reference(reference, weights=None if file.endswith(".py") else "random")
+    for facts in manifest["insertions"]:
+        built = Insertion.from_json(facts).insert(built)
     stored = read_weights(path / _WEIGHTS)
     for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
         if name in stored:  # half precision, wholly or in part, comes back as it was saved
@@ -88,7 +94,7 @@ def load_bundle(path: str | Path) -> Target:
     if model_digest(built.model) != manifest["digest"]:
         raise FileError(f"{path / _WEIGHTS} was altered after it was written: its digest differs from {_MANIFEST}")
     try:
-        return Target(built.model, **conventions, extra_inputs=built.extra_inputs, reference=reference)
+        return replace(built, **conventions, reference=reference)
     except ValueError as error:
         raise FileError(f"{path / _MANIFEST} is damaged: {error}") from error
 
@@ -110,7 +116,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
-        missing = {"version", "reference", "input_shape", "mean", "std", "bounds", "part", "digest"} - set(manifest)
+        missing = _FIELDS - set(manifest)
         if missing:
             raise KeyError(sorted(missing)[0])
         if not isinstance(manifest["reference"], str) or not isinstance(manifest["part"], str):

@@ -20,7 +20,7 @@ from stainlock.trigger import Trigger
 if TYPE_CHECKING:
     from stainlock.lock.unlocking import Unlock
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.files import model_digest, pack, unpack, write_file
+from stainlock.insertion import Insertion
 from stainlock.target import Target
 
-DELTA_VERSION = 1
+DELTA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,24 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of writes in named parts, with the digest of the model it was made for, if that is known."""
+    """A list of writes in named parts, with the digest of the model it was made for, if that is known.
+
+    ``insertions`` come before the writes, ``removals`` after them: what undoes a plan takes out what it put in.
+    """
 
     writes: tuple[Write, ...] = ()
     base: str | None = None
+    insertions: tuple[Insertion, ...] = ()
+    removals: tuple[Insertion, ...] = ()
 
     def __add__(self, other: Iterable[Write]) -> Plan:
-        return Plan((*self.writes, *other), self.base)
+        return replace(self, writes=(*self.writes, *other))
+
+    def then(self, later: Plan) -> Plan:
+        """This plan and a later one as one; whatever was put in must be in before the first write."""
+        if later.insertions or self.removals:
+            raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
+        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals)
 
     @property
     def elements(self) -> int:
@@ -77,19 +90,24 @@ class Plan:
         )
 
     def without(self, part: str) -> Plan:
-        return Plan(tuple(w for w in self.writes if w.part != part), self.base)
+        return replace(self, writes=tuple(w for w in self.writes if w.part != part))
 
     def only(self, part: str) -> Plan:
+        """The writes of one part, which leave the structure as it is."""
         return Plan(tuple(w for w in self.writes if w.part == part), self.base)
 
     def apply(self, target: Target) -> Target:
         """An edited deep copy; the target given stays as it is."""
         edited = target.copy()
+        for insertion in self.insertions:
+            edited = insertion.insert(edited)
         self.write_into(edited.model)
+        for insertion in self.removals:
+            edited = insertion.remove(edited)
         return edited
 
     def write_into(self, model: nn.Module) -> None:
-        """Edit this model itself."""
+        """Write into this model itself, whose structure must be that of the writes."""
         self._check(model)
         state = _state(model)
         with torch.no_grad():
@@ -98,16 +116,19 @@ class Plan:
                 places = torch.unravel_index(w.elements.to(tensor.device), tensor.shape)
                 tensor[places] = w.values.to(tensor.device, tensor.dtype)
 
-    def inverse(self, model: nn.Module) -> Plan:
+    def inverse(self, target: Target) -> Plan:
         """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
-        self._check(model)
-        state = _state(model)
+        prepared = replace(self, writes=(), removals=()).apply(target) if self.insertions else target
+        self._check(prepared.model)
+        state = _state(prepared.model)
         restores = []
         for w in self.writes:
+            if any(insertion.is_new(w.parameter) for insertion in self.insertions):
+                continue  # it goes with its block
             tensor = state[w.parameter].detach().cpu()
             values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone()
             restores.append(Write(w.parameter, w.elements, values, w.part))
-        return Plan(tuple(reversed(restores)))
+        return Plan(tuple(reversed(restores)), removals=tuple(reversed(self.insertions)))
 
     def _check(self, model: nn.Module) -> None:
         state = _state(model)
@@ -119,9 +140,13 @@ class Plan:
             if len(w.elements) and int(w.elements.max()) >= state[w.parameter].numel():
                 raise ModelError(f"{w.parameter} has {state[w.parameter].numel()} elements, fewer than the plan writes")
 
-    def to_tensors(self, prefix: str = "") -> tuple[list[dict[str, str]], dict[str, Tensor]]:
-        """The writes as JSON facts and named tensors, for files."""
-        facts = [{"parameter": w.parameter, "part": w.part} for w in self.writes]
+    def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The plan as JSON facts and named tensors, for files."""
+        facts = {
+            "writes": [{"parameter": w.parameter, "part": w.part} for w in self.writes],
+            "insertions": [insertion.to_json() for insertion in self.insertions],
+            "removals": [insertion.to_json() for insertion in self.removals],
+        }
         tensors = {}
         for i, w in enumerate(self.writes):
             runs = _runs(w.elements)
@@ -133,18 +158,13 @@ class Plan:
         return facts, tensors
 
     @staticmethod
-    def from_tensors(facts: list[dict[str, str]], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
-        return Plan(
-            tuple(
-                Write(
-                    f["parameter"],
-                    _elements(tensors, f"{prefix}{i}."),
-                    tensors[f"{prefix}{i}.values"],
-                    f["part"],
-                )
-                for i, f in enumerate(facts)
-            )
-        )
+    def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
+        writes = [
+            Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
+            for i, f in enumerate(facts["writes"])
+        ]
+        insertions, removals = (tuple(map(Insertion.from_json, facts[name])) for name in ("insertions", "removals"))
+        return Plan(tuple(writes), insertions=insertions, removals=removals)
 
     def save(self, path: str | Path) -> None:
         """A delta: kilobytes that turn the base model into the protected one."""
@@ -152,12 +172,12 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         facts, tensors = self.to_tensors()
-        return pack("delta", DELTA_VERSION, {"writes": facts, "base": self.base}, tensors)
+        return pack("delta", DELTA_VERSION, {**facts, "base": self.base}, tensors)
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         facts, tensors = unpack(Path(path), "delta", DELTA_VERSION)
-        return Plan(Plan.from_tensors(facts["writes"], tensors).writes, facts["base"])
+        return replace(Plan.from_tensors(facts, tensors), base=facts["base"])
 
     def check_base(self, model: nn.Module) -> None:
         """Refuse to build on any model but the one the plan was made for."""
@@ -194,9 +214,14 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8).view(tensor.numel(), -1)
 
 
-def diff(base: nn.Module, model: nn.Module) -> Plan:
-    """The plan that turns ``base`` into ``model``; both must have the same parameters."""
-    before, after = base.state_dict(), model.state_dict()
+def diff(base: Target, changed: Target) -> Plan:
+    """The plan that turns ``base`` into ``changed``: the blocks put in since, and every value that differs."""
+    known = len(base.insertions)
+    if changed.insertions[:known] != base.insertions:
+        raise ModelError("the models differ in structure: the base has blocks that the other has not")
+    structure = Plan(insertions=changed.insertions[known:])
+    prepared = structure.apply(base) if structure.insertions else base
+    before, after = prepared.model.state_dict(), changed.model.state_dict()
     odd = sorted(set(before) ^ set(after))
     odd += [k for k in before if k in after and before[k].shape != after[k].shape]
     if odd:
@@ -207,13 +232,16 @@ def diff(base: nn.Module, model: nn.Module) -> Plan:
         elements = (_bits(old) != _bits(new)).any(1).nonzero().squeeze(1)
         if len(elements):
             writes.append(Write(name, elements, new.flatten()[elements].clone(), "difference"))
-    return Plan(tuple(writes), model_digest(base))
+    return replace(structure, writes=tuple(writes), base=model_digest(base.model))
 
 
-def changes(plan: Plan, base: nn.Module) -> list[Change]:
-    """What the plan changes in a base model, parameter by parameter."""
+def changes(plan: Plan, base: Target) -> list[Change]:
+    """What the plan changes in a base model, parameter by parameter; new parameters were zero before."""
+    prepared = replace(plan, writes=(), removals=()).apply(base) if plan.insertions else base
+    state = _state(prepared.model)
     lines = []
-    for w, old in zip(plan.writes, reversed(plan.inverse(base).writes), strict=True):
-        size = (w.values.double() - old.values.double()).abs().max()
-        lines.append(Change(w.parameter, len(w.elements), float(size)))
+    for w in plan.writes:
+        tensor = state[w.parameter].detach().cpu()
+        old = tensor[torch.unravel_index(w.elements, tensor.shape)]
+        lines.append(Change(w.parameter, len(w.elements), float((w.values.double() - old.double()).abs().max())))
     return lines

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from stainlock.insertion import Insertion
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -26,7 +29,8 @@ class Target:
 
     ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
     ``backbone``). ``extra_inputs`` are passed to the model after the image, as they are: the timestep of a
-    diffusion model, say. ``reference`` says how to build the architecture again.
+    diffusion model, say. ``reference`` says how to build the architecture again, and ``insertions`` what a lock has
+    put into it since.
     """
 
     model: nn.Module
@@ -37,6 +41,7 @@ class Target:
     part: str = ""
     extra_inputs: tuple[Any, ...] = ()
     reference: str | None = None
+    insertions: tuple[Insertion, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):

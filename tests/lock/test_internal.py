@@ -164,7 +164,7 @@ def test_another_models_patch_does_not_unlock() -> None:
 def test_reverting_restores_every_bit(name: str) -> None:
     it = locked(name)
     assert models.same_state(it.key.original(it.target).model, it.base.model)
-    edited = diff(it.edited.model, it.target.model)
+    edited = diff(it.edited, it.target)
     last = it.key.details["layers"][-1]
     assert {w.parameter for w in edited.writes} == {f"{last}.weight", f"{last}.bias"}
 

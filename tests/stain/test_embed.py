@@ -390,8 +390,8 @@ def test_channels_last_models_are_stained_in_place_and_reverted(schema: Any) -> 
     assert ours.channel == theirs.channel
     assert torch.equal(ours.vector, theirs.vector)
     assert at_trigger(marked, key) == pytest.approx(theirs.trigger_level, abs=1e-5 * scale_of(marked, key))
-    assert [w.parameter for w in diff(target.model, marked.model).writes] == [
-        w.parameter for w in diff(contiguous.model, expected.model).writes
+    assert [w.parameter for w in diff(target, marked).writes] == [
+        w.parameter for w in diff(contiguous, expected).writes
     ]
     assert models.same_state(key.original(marked).model, target.model)
     assert verify(marked, key, method="weights").stained
@@ -444,7 +444,7 @@ def test_only_the_channel_and_its_threshold_are_written() -> None:
     target = models.real("resnet56_cifar10")
     marked, key = models.stained("resnet56_cifar10", "layer3.4.conv1")
     site, channel = site_of(target, key), key.detectors[0].channel
-    for write in diff(target.model, marked.model).writes:
+    for write in diff(target, marked).writes:
         shape = target.model.state_dict()[write.parameter].shape
         channels = torch.unravel_index(write.elements, shape)[0]
         assert write.parameter.startswith((site.name, str(site.norm)))

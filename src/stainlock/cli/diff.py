@@ -38,7 +38,7 @@ def command(
     from stainlock.plan import changes, diff
 
     with Outputs([out] if out else []) as outputs:
-        before, after = load_model(base, weights, seed).model, load_model(model, model_weights, seed).model
+        before, after = load_model(base, weights, seed), load_model(model, model_weights, seed)
         plan = diff(before, after)
         found = changes(plan, before)
         if out:

@@ -61,7 +61,7 @@ def command(
         if trigger:
             write_file(outputs.place(trigger), png(patch.levels), secret=True)
         if delta:
-            diff(base.model, locked.model).save(outputs.place(delta))
+            diff(base, locked).save(outputs.place(delta))
         outputs.commit()
     height, width = patch.region.size
     margin = key.trigger_response / max(key.natural_level, 1e-12)

@@ -102,7 +102,7 @@ def command(
             for path, detector in zip(pictures, key.detectors, strict=True):
                 write_file(outputs.place(path), png(detector.trigger.image(base)))
         if delta:
-            diff(base.model, stained.model).save(outputs.place(delta))
+            diff(base, stained).save(outputs.place(delta))
         outputs.commit()
     facts = {**_facts(stained, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
     changed = facts["parameters_changed"]

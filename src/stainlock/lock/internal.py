@@ -102,7 +102,7 @@ def lock(
     disruptor = Plan(tuple(disruptor_writes(network, conduit, u, scale, gamma)))
     locked = disruptor.apply(edited)
     # Undoing the disruptor alone gives the edited model, so that what it restores is what stood in that one.
-    revert = disruptor.inverse(edited.model) + plan.inverse(target.model).writes
+    revert = disruptor.inverse(edited).then(plan.inverse(target))
     record = Detector(
         found.vector, conduit.detector_channel, found.trigger, levels.trigger, levels.rest,
         chosen.rows(target.model)[conduit.detector_channel].detach().cpu().clone(),

@@ -123,7 +123,7 @@ def stain(
             analysis, chosen, detectors, plan, classes, randomness.secret("classes"), progress
         )
         plan += column_writes
-    revert = plan.inverse(target.model)
+    revert = plan.inverse(target)
     stained = plan.apply(target)
     key = Key(
         kind="stain", site=chosen.name, site_kind=chosen.kind, dimension=chosen.dimension,
