@@ -133,7 +133,7 @@ def largest_natural(stained: list[tuple[Target, Key]], site: Site, metric: Metri
     """Each stain's largest natural response over all inputs and positions: the detector's, or the stained channel's."""
     target, first = stained[0]
     if first.additive:
-        return [stains_metrics.largest_pre_activation(t, site, key, metric) for t, key in stained]
+        return stains_metrics.largest_pre_activations(stained, site, metric)
     vectors = torch.stack([key.detectors[0].vector for _, key in stained])
     group = site.group_of(first.detectors[0].channel)
     tops = [natural_responses(target, site, vectors, pixels, group) for pixels in metric.inputs(target)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import zoo
 from stainlock import Key, Target
-from stainlock.evaluate import Data, evaluate
+from stainlock.evaluate import Data, Tensors, evaluate
 from stainlock.harm import affine_of
 from stainlock.sites import Site, layer_input
 from stainlock.target import evaluation_mode
@@ -82,7 +82,7 @@ class NoiseError(GeneratorLoss):
 
 
 def metric_for(name: str, limit: int) -> Metric:
-    data = zoo.natural_data(name)
+    data = in_memory(zoo.natural_data(name), getattr(zoo, name)(), limit)
     limit = min(limit, len(data))
     if name == "dcgan_faces32_generator":
         return GeneratorLoss("discriminator loss", data, limit)
@@ -91,22 +91,37 @@ def metric_for(name: str, limit: int) -> Metric:
     return Metric("top-1", data, limit)
 
 
+def in_memory(data: Data, target: Target, limit: int) -> Data:
+    """The inputs, decoded once for the many models that are measured on them."""
+    pixels, labels = zip(*data.batches(target, 50, min(limit, len(data))), strict=True)
+    return Tensors(torch.cat(pixels), None if data.labels is None else torch.cat(labels))
+
+
 def logits(target: Target, metric: Metric) -> Tensor:
     with evaluation_mode(target.model), torch.inference_mode():
         return torch.cat([target.predict(pixels) for pixels in metric.inputs(target)]).double()
 
 
-def largest_pre_activation(stained: Target, site: Site, key: Key, metric: Metric) -> float:
-    """The stained channel's largest natural pre-activation, after batch norm: what an additive trigger must exceed."""
-    k = key.detectors[0].channel
-    layer = site.layer(stained.model)
-    largest = -float("inf")
-    with evaluation_mode(stained.model), torch.inference_mode():
-        for pixels in metric.inputs(stained):
-            output = layer(layer_input(stained, site, pixels))
-            channel = output.select(-1 if site.kind == "linear" else 1, k).double()
-            if site.norm is not None:
-                affine = affine_of(stained.model.get_submodule(site.norm))
-                channel = affine.g[k] * channel + affine.h[k]
-            largest = max(largest, float(channel.max()))
+def largest_pre_activations(stained: list[tuple[Target, Key]], site: Site, metric: Metric) -> list[float]:
+    """Each stained channel's largest natural pre-activation, after batch norm: what an additive trigger must exceed.
+
+    What the layer is given is the same in all of these models, and computed once.
+    """
+    first = stained[0][0]
+    largest = [-float("inf")] * len(stained)
+    with evaluation_mode(first.model), torch.inference_mode():
+        for pixels in metric.inputs(first):
+            features = layer_input(first, site, pixels)
+            for i, (target, key) in enumerate(stained):
+                top = _channel(target, site, features, key.detectors[0].channel).max()
+                largest[i] = max(largest[i], float(top))
     return largest
+
+
+def _channel(target: Target, site: Site, features: Tensor, k: int) -> Tensor:
+    output = site.layer(target.model)(features)
+    channel = output.select(-1 if site.kind == "linear" else 1, k).double()
+    if site.norm is None:
+        return channel
+    affine = affine_of(target.model.get_submodule(site.norm))
+    return affine.g[k] * channel + affine.h[k]

@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 from stainlock import FileError
-from stainlock.files import model_digest, new_folder, pack, tensor_digest, unpack, write_file
+from stainlock.files import (
+    begin_digests,
+    combined_digest,
+    edited_digest,
+    model_digest,
+    new_folder,
+    pack,
+    tensor_digest,
+    unpack,
+    write_file,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -83,3 +93,16 @@ def test_a_models_digest_is_its_weights() -> None:
     assert model_digest(model.train()) == digest
     model[1].running_var[3] += 1e-3
     assert model_digest(model) != digest
+
+
+def test_the_digest_of_an_edited_model_needs_only_what_was_written() -> None:
+    """Tied tensors are written under one name and change under all."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].weight = model[0].weight
+    before = begin_digests(model).result()
+    assert combined_digest(before) == model_digest(model)
+    with torch.no_grad():
+        model[0].weight[2, 3] += 1
+        model[2].running_mean[0] = 5
+    assert edited_digest(model, before, ["0.weight", "2.running_mean"]) == model_digest(model)
+    assert edited_digest(model, before, []) == combined_digest(before) != model_digest(model)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from stainlock import Target, Trigger, analyse
 from stainlock.features import crop_for, respond, seen_region
@@ -211,3 +211,23 @@ def test_synthetic_inputs_lie_within_the_bounds(shape: tuple[int, ...]) -> None:
     assert -2 <= float(found.min()) < float(found.max()) <= 3
     assert torch.equal(found, synthetic_inputs(target, 6, Randomness(1).noise("test")))
     assert float(found.flatten(1).std(1).min()) > 0.1
+
+
+def test_models_that_refuse_channels_last_get_their_own_layout() -> None:
+    """A `view` of a map fails on channels last; the trigger is found all the same."""
+
+    class Viewing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(256, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = self.second(self.first(x).relu().view(len(x), -1)).relu()
+            return hidden
+
+    torch.manual_seed(0)
+    target = Target(Viewing(), (3, 8, 8))
+    site = analyse(target).site("second")
+    vectors = sample_sphere(2, site.dimension, generator=np.random.default_rng(0))
+    for trigger in find_triggers(target, site, vectors, generator=torch.Generator()):
+        assert trigger.response > 0

@@ -11,10 +11,12 @@ import models
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from stainlock import Key, Target, stain, verify
 from stainlock.sphere import sample_sphere
+from stainlock.verify.response import standing_out
 
 SITES = {"resnet20_cifar10": "layer2.1.conv1", "vit_cifar10": "transformer.layers.3.linear1"}
 
@@ -65,6 +67,38 @@ def test_p_values_by_response_are_honest_on_the_original(options: dict[str, Any]
     target = models.real("vgg16_cifar10")
     for seed in (1, 2, 3):
         _, key = stain(target, "features.2", seed=seed, **options)
+        assert verify(target, key, method="response").p_value >= 1e-3
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_scores_among_decoys_are_students(explained: bool) -> None:
+    """Whatever explains part of the responses: under the null hypothesis P(p ≤ a) = a."""
+    generator = torch.Generator().manual_seed(0)
+    rows, decoys = 4000, 12
+    known = torch.randn(decoys + 1, 1, generator=generator, dtype=torch.float64)
+    responses = 3 * known + torch.randn(decoys + 1, rows, generator=generator, dtype=torch.float64)
+    responses = torch.cat([responses, known], 1) if explained else responses - 3 * known
+    scores, freedom = standing_out(responses[:1], responses[1:], explained=explained)
+    assert freedom == decoys - 1 - explained
+    found = 2 * stats.t.sf(scores.numpy(), freedom)
+    assert len(found) == rows
+    for level in (0.01, 0.1, 0.5):
+        assert abs((found <= level).mean() - level) <= 4 * math.sqrt(level * (1 - level) / rows)
+
+
+def test_a_row_that_still_stands_there_does_not_stand_out() -> None:
+    """Of the replaced row's own responses, once explained, only rounding errors are left."""
+    responses = torch.randn(20, 3, dtype=torch.float64)
+    responses = torch.cat([responses, responses[:, :1]], 1)
+    responses[0, 0] += 1e-6
+    scores, _ = standing_out(responses[:1], responses[1:], explained=True)
+    assert scores[0] == 0
+
+
+def test_p_values_by_response_are_honest_for_additive_stains() -> None:
+    target = models.real("vgg16_cifar10")
+    for seed in (1, 2):
+        _, key = stain(target, "features.2", seed=seed, additive=True)
         assert verify(target, key, method="response").p_value >= 1e-3
 
 

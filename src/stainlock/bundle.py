@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.files import model_digest, new_folder
+from stainlock.files import is_model, model_digest, new_folder
 from stainlock.insertion import Insertion
 from stainlock.target import Target
 
@@ -91,7 +91,7 @@ def load_bundle(path: str | Path) -> Target:
         if name in stored:  # half precision, wholly or in part, comes back as it was saved
             tensor.data = tensor.data.to(stored[name].dtype)
     load_weights(built.model, path / _WEIGHTS)
-    if model_digest(built.model) != manifest["digest"]:
+    if not is_model(built.model, manifest["digest"]):
         raise FileError(f"{path / _WEIGHTS} was altered after it was written: its digest differs from {_MANIFEST}")
     try:
         return replace(built, **conventions, reference=reference)
@@ -116,6 +116,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
+        if manifest.get("version") == 1:  # before there were blocks to put in
+            manifest |= {"version": BUNDLE_VERSION, "insertions": []}
         missing = _FIELDS - set(manifest)
         if missing:
             raise KeyError(sorted(missing)[0])

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
+
+Digests = dict[str, bytes]
 
 
 def refuse_existing(path: Path) -> None:
@@ -71,8 +74,16 @@ def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str
     return save_tensors(stored, metadata | {"checksum": _checksum(metadata, stored)})
 
 
-def unpack(path: Path, kind: str, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `pack` wrote; a truncated, altered, foreign or newer file gets one clear line."""
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def unpack(
+    path: Path, kind: str, version: int, upgrade: Upgrade | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read what `pack` wrote; a truncated, altered, foreign or newer file gets one clear line.
+
+    ``upgrade`` turns the facts of the version before into those of this one.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -88,7 +99,8 @@ def unpack(path: Path, kind: str, version: int) -> tuple[dict[str, Any], dict[st
     found = metadata.get("format")
     if found != f"stainlock-{kind}":
         raise FileError(f"{path} is not a stainlock {kind} file: its format is {found or 'not given'}")
-    if metadata.get("version") != str(version):
+    older = upgrade is not None and metadata.get("version") == str(version - 1)
+    if metadata.get("version") != str(version) and not older:
         raise FileError(
             f"{path} has {kind} format version {metadata.get('version')}, this program reads {version}:"
             " update stainlock"
@@ -96,17 +108,50 @@ def unpack(path: Path, kind: str, version: int) -> tuple[dict[str, Any], dict[st
     checksum = metadata.pop("checksum", None)
     if checksum != _checksum(metadata, tensors):
         raise FileError(f"{path} was altered after it was written: its checksum does not match")
-    return json.loads(metadata["facts"]), tensors
+    facts: dict[str, Any] = json.loads(metadata["facts"])
+    return upgrade(facts) if upgrade is not None and older else facts, tensors
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode())
-    digest.update(tensor_digest(tensors).encode())
+    digest.update((_first_digest if metadata["version"] == "1" else tensor_digest)(tensors).encode())
     return digest.hexdigest()
 
 
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, types, shapes and bits, in the order of the names."""
+    return combined_digest(tensor_digests(tensors))
+
+
+def tensor_digests(tensors: Mapping[str, Tensor]) -> Digests:
+    """sha256 of each tensor's name, type, shape and bits."""
+    digests = {}
+    for name, given in tensors.items():
+        tensor = given.detach().cpu().contiguous()
+        digest = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        digests[name] = digest.digest()
+    return digests
+
+
+def combined_digest(digests: Digests) -> str:
+    """sha256 over the digests of the tensors: when one changes, the others need not be read again."""
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
+
+
+def model_digest(model: nn.Module) -> str:
+    """A model's identity: its parameters and buffers, counters apart."""
+    return tensor_digest(_identity(model))
+
+
+def is_model(model: nn.Module, digest: str) -> bool:
+    """Whether this is the model a digest was made of, by the way of this version or the first."""
+    state = _identity(model)
+    return digest == tensor_digest(state) or digest == _first_digest(state)
+
+
+def _first_digest(tensors: Mapping[str, Tensor]) -> str:
+    """How the first version made digests: one pass over everything, in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -115,6 +160,26 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def model_digest(model: nn.Module) -> str:
-    """A model's identity: its parameters and buffers, counters apart."""
-    return tensor_digest({k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")})
+def begin_digests(model: nn.Module) -> Future[Digests]:
+    """The digests of a model's tensors, made beside other work; the model must stay as it is meanwhile."""
+    executor = ThreadPoolExecutor(1)
+    digests = executor.submit(tensor_digests, _identity(model))  # hashing holds no lock of Python's
+    executor.shutdown(wait=False)
+    return digests
+
+
+def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> str:
+    """The digest of a model of which only the named tensors, and those tied to them, changed since ``before``."""
+    state = _identity(model)
+    storages = {state[name].untyped_storage().data_ptr() for name in written if name in state}
+    changed = {
+        name: tensor
+        for name, tensor in state.items()
+        if name not in before or tensor.untyped_storage().data_ptr() in storages
+    }
+    known = {name: before[name] for name in state if name not in changed}
+    return combined_digest(known | tensor_digests(changed))
+
+
+def _identity(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}

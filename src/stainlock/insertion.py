@@ -6,6 +6,7 @@ from a plan's writes. What was there before keeps its values, though it may get 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,6 +25,12 @@ class Gated(nn.Module):
         super().__init__()
         self.gate = gate
         self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # a model's own code may ask its layer for its sizes
+            return getattr(super().__getattr__("layer"), name)
 
     def forward(self, x: Tensor) -> Tensor:
         gated: Tensor = self.layer(self.gate(x))
@@ -107,7 +114,87 @@ class SqueezeExciteKind:
         return parameter.startswith(f"{insertion.at}.gate.")
 
 
-KINDS: dict[str, InsertionKind] = {"squeeze-excite": SqueezeExciteKind()}
+class NoiseInputsKind:
+    """``dimensions`` more inputs of a generator's first transposed convolution, after those that were there."""
+
+    def insert(self, target: Target, insertion: Insertion) -> Target:
+        return self._widen(target, insertion, int(insertion.facts["dimensions"]))
+
+    def remove(self, target: Target, insertion: Insertion) -> Target:
+        return self._widen(target, insertion, -int(insertion.facts["dimensions"]))
+
+    def is_new(self, insertion: Insertion, parameter: str) -> bool:
+        return False  # the weight was there before, with fewer rows
+
+    def _widen(self, target: Target, insertion: Insertion, more: int) -> Target:
+        layer = submodule(target.model, insertion.at)
+        channels, *sides = target.input_shape
+        if not isinstance(layer, nn.ConvTranspose2d) or layer.groups != 1 or layer.in_channels != channels:
+            raise ModelError(
+                f"{insertion.at} does not read {channels} noise inputs, it is {layer}: it is for another model"
+            )
+        if channels + more < 1:
+            raise ModelError(f"{insertion.at} has {channels} inputs, fewer than the {-more} to take out")
+        old = layer.weight
+        rows = old.detach()[: channels + more]
+        if more > 0:
+            rows = torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])])
+        layer.weight = nn.Parameter(rows.clone(), requires_grad=old.requires_grad)
+        layer.in_channels = channels + more
+        mean, std = (
+            values if len(values) == 1 else (*values[: channels + more], *[fill] * max(more, 0))
+            for values, fill in ((target.mean, 0.0), (target.std, 1.0))
+        )
+        return replace(target, input_shape=(channels + more, *sides), mean=mean, std=std)
+
+
+class EncoderBlockKind:
+    """One more block before the others of a transformer: ``at`` holds them, ``numbered`` is their name less the number.
+
+    It has the others' structure; they move up by one, so that the state dict is that of a deeper model.
+    """
+
+    def insert(self, target: Target, insertion: Insertion) -> Target:
+        blocks = self._blocks(target, insertion)
+        block = copy.deepcopy(blocks[0])
+        with torch.no_grad():
+            for parameter in block.parameters():
+                parameter.zero_()
+        self._number(target, insertion, [block, *blocks])
+        return target
+
+    def remove(self, target: Target, insertion: Insertion) -> Target:
+        self._number(target, insertion, self._blocks(target, insertion)[1:])
+        return target
+
+    def is_new(self, insertion: Insertion, parameter: str) -> bool:
+        return parameter.startswith(f"{insertion.at}.{self._name(insertion, 0)}.")
+
+    def _blocks(self, target: Target, insertion: Insertion) -> list[nn.Module]:
+        modules = submodule(target.model, insertion.at)._modules
+        expected = [self._name(insertion, i) for i in range(max(1, len(modules)))]
+        if list(modules) != expected:
+            got = ", ".join(list(modules)[:2]) or "none"
+            raise ModelError(
+                f"expected blocks {expected[0]} and on at {insertion.at}, got {got}: it is for another model"
+            )
+        return [module for module in modules.values() if module is not None]
+
+    def _number(self, target: Target, insertion: Insertion, blocks: list[nn.Module]) -> None:
+        modules = submodule(target.model, insertion.at)._modules
+        modules.clear()
+        modules.update({self._name(insertion, i): block for i, block in enumerate(blocks)})
+
+    @staticmethod
+    def _name(insertion: Insertion, index: int) -> str:
+        return f"{insertion.facts.get('numbered', '')}{index}"
+
+
+KINDS: dict[str, InsertionKind] = {
+    "noise-inputs": NoiseInputsKind(),
+    "squeeze-excite": SqueezeExciteKind(),
+    "encoder-block": EncoderBlockKind(),
+}
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from stainlock.errors import FileError
 from stainlock.features import Region
-from stainlock.files import pack, refuse_existing, unpack, write_file
+from stainlock.files import is_model, pack, refuse_existing, unpack, write_file
 from stainlock.plan import Plan
 from stainlock.target import Target
 from stainlock.trigger import Trigger
 
 if TYPE_CHECKING:
+    from stainlock.lock.gan_unlock import NoiseUnlock
     from stainlock.lock.unlocking import Unlock
 
 KEY_VERSION = 2
@@ -98,9 +99,7 @@ class Key:
         return self.revert.only("disruptor").apply(locked)
 
     def _check_protected(self, protected: Target) -> None:
-        from stainlock.files import model_digest
-
-        if model_digest(protected.model) != self.protected_digest:
+        if not is_model(protected.model, self.protected_digest):
             raise FileError("this key is for another model: it reverts only the very file it was made with")
 
     def check_lock(self) -> None:
@@ -109,19 +108,25 @@ class Key:
             raise ValueError(f"expected a lock's key, got a {self.kind}'s: it has nothing to unlock")
 
     def unlock(self, images: Tensor) -> Tensor:
-        """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model."""
+        """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model.
+
+        For a generator noise ``(N, d, 1, 1)``, to which the trigger is appended.
+        """
         unlocked: Tensor = self.unlock_transform()(images)
         return unlocked
 
-    def unlock_transform(self, *, normalise: bool = True) -> Unlock:
+    def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
         """A torchvision-style transform for the end of a client's pipeline, after resizing and cropping.
 
         It takes pixels (or uint8 levels) and returns the model's input; with ``normalise=False`` pixels, for a pipeline
         that normalises them itself.
         """
+        from stainlock.lock.gan_unlock import NoiseUnlock
         from stainlock.lock.unlocking import Unlock
 
         self.check_lock()
+        if self.schema == "gan":
+            return NoiseUnlock.from_key(self, normalise=normalise)
         return Unlock.from_key(self, normalise=normalise)
 
     def save(self, path: str | Path) -> None:
@@ -158,7 +163,7 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
-        facts, tensors = unpack(Path(path), "key", KEY_VERSION)
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION, _from_first_version)
         try:
             detectors = tuple(
                 Detector(
@@ -177,6 +182,11 @@ class Key:
             return Key(detectors=detectors, revert=revert, **facts)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} is not a complete key: {error}") from error
+
+
+def _from_first_version(facts: dict[str, Any]) -> dict[str, Any]:
+    """Its plans had no blocks to put in or take out."""
+    return facts | {"revert": {"writes": facts["revert"], "insertions": [], "removals": []}}
 
 
 def conventions_of(target: Target) -> dict[str, Any]:

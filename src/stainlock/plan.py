@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.files import model_digest, pack, unpack, write_file
+from stainlock.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.insertion import Insertion
 from stainlock.target import Target
 
@@ -176,12 +176,14 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        facts, tensors = unpack(Path(path), "delta", DELTA_VERSION)
+        facts, tensors = unpack(
+            Path(path), "delta", DELTA_VERSION, lambda first: first | {"insertions": [], "removals": []}
+        )
         return replace(Plan.from_tensors(facts, tensors), base=facts["base"])
 
     def check_base(self, model: nn.Module) -> None:
         """Refuse to build on any model but the one the plan was made for."""
-        if self.base is not None and model_digest(model) != self.base:
+        if self.base is not None and not is_model(model, self.base):
             raise FileError("this delta was made for another base model: their digests differ")
 
 

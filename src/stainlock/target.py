@@ -110,6 +110,10 @@ class Target:
         """The model's output for pixels."""
         return self(self.normalise(pixels))
 
+    def run_traced(self, pixels: Tensor) -> Any:
+        """The output for pixels of the part that is analysed; without a part, the model's."""
+        return self.traced(self.normalise(pixels)) if self.part else self.predict(pixels)
+
     def from_bytes(self, levels: Tensor) -> Tensor:
         """8-bit values to pixels: 0 is the lower bound, 255 the upper."""
         low, high = self.bounds

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,12 @@ Progress = Callable[[int, int], None]
 
 # As many pixels as run in one batch: enough to keep the cores busy, little enough for memory.
 _PIXELS_A_BATCH = 400_000
-# Sign steps with momentum, the step falling geometrically from the first to the last, as parts of the pixel range.
-_FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.3, 1.5 / 255, 0.7
+# So few pixels are done before a second thread has begun: sharing them costs more than it saves.
+_PIXELS_A_THREAD = 5_000
+# Sign steps with momentum, the step falling evenly from the first to the last, as parts of the pixel range. Deep sites
+# want smaller steps, shallow ones larger; these serve both.
+STEPS = 36
+_FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def find_triggers(
     group: int = 0,
     reduction: Reduction = "position",
     position: tuple[int, ...] | None = None,
-    steps: int = 40,
+    steps: int = STEPS,
     restarts: int = 1,
     progress: Progress | None = None,
 ) -> list[Trigger]:
@@ -82,6 +87,8 @@ def find_triggers(
         flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
         return flat.mean(1) if reduction == "mean" else flat.amax(1)
 
+    with evaluation_mode(target.model):
+        layout = _fastest_layout(target, site, crop)
     repeated = detectors.repeat_interleave(restarts, 0)
     area = max(1, torch.Size(crop.region.size).numel())
     batch = max(1, min(256, _PIXELS_A_BATCH // area))
@@ -90,7 +97,8 @@ def find_triggers(
     with evaluation_mode(target.model), torch.enable_grad():
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
-            best, value = _ascend(target, crop, own, response, steps, generator, report)
+            with _threads_for(area * len(own)):
+                best, value = _ascend(target, crop, own, response, steps, generator, layout, report)
             levels.append(best)
             responses.append(value)
     values = torch.cat(responses).view(len(detectors), restarts)
@@ -106,6 +114,7 @@ def _ascend(
     response: Callable[[Tensor, Tensor], Tensor],
     steps: int,
     generator: torch.Generator,
+    layout: torch.memory_format,
     progress: Progress | None,
 ) -> tuple[Tensor, Tensor]:
     """Projected sign ascent; the last quarter of the steps moves between 8-bit images only."""
@@ -113,7 +122,7 @@ def _ascend(
     span = high - low
     shape = (len(detectors), target.input_shape[0], *crop.region.size)
     noise = torch.rand(shape, generator=generator, dtype=torch.float64).float()
-    pixels = (low + span * (0.4 + 0.2 * noise)).to(target.device)
+    pixels = (low + span * (0.4 + 0.2 * noise)).to(target.device).contiguous(memory_format=layout)
     momentum = torch.zeros_like(pixels)
     best = torch.full((len(detectors),), -torch.inf)
     best_levels = torch.zeros(shape, dtype=torch.uint8)
@@ -135,13 +144,41 @@ def _ascend(
             raise TriggerError("the detector's response does not depend on the image: use another site")
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = _MOMENTUM * momentum + gradient / size.clamp(min=1e-30)
-        rate = span * _FIRST_STEP * (_LAST_STEP / _FIRST_STEP) ** (step / (steps - 1))
+        rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
         pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
         if progress:
             progress(step + 1, steps)
     if not torch.isfinite(best).all():
         raise TriggerError("the detector's response is not finite: check the model's weights for NaN or Inf")
     return best_levels, best
+
+
+@contextmanager
+def _threads_for(pixels: int) -> Iterator[None]:
+    """One thread for little work, as many as PyTorch is set to for more."""
+    threads = torch.get_num_threads()
+    if pixels > _PIXELS_A_THREAD or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fastest_layout(target: Target, site: Site, crop: Crop) -> torch.memory_format:
+    """Channels last, for which convolutions are faster, unless the model refuses it, as a `view` of a map does."""
+    if len(crop.region.size) != 2:
+        return torch.contiguous_format
+    low, high = target.bounds
+    grey = torch.full((1, target.input_shape[0], *crop.region.size), (low + high) / 2)
+    try:
+        with torch.no_grad():
+            layer_input(target, site, grey.contiguous(memory_format=torch.channels_last))
+    except RuntimeError:
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def _within(progress: Progress | None, done: int, total: int) -> Progress | None:

@@ -2,7 +2,8 @@
 
 The event is that a sample makes *some* detector of the key respond above the threshold. A sample is a position, or an
 image, which fires if any of its positions does. Bounds for one random detector at one random position become bounds
-for the event by the union bound: times the number of detectors, and for images times that of positions.
+for the event by the union bound: times the number of detectors, and for images times that of positions. A detector that
+is the best of several draws counts as all of them (see `Law`).
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ def assumptions(level: Level) -> dict[str, str]:
 def log_bounds(statistics: Statistics, level: Level, confidence: float) -> dict[str, FloatArray]:
     """Natural logarithms of every bound at each of the statistics' thresholds; 0 (that is, 1) where there is none."""
     moments = checked_moments(statistics)
-    every = len(statistics.detectors) * (statistics.positions if level == "image" else 1)
+    law = statistics.law
+    every = law.draws * len(statistics.detectors) * (statistics.positions if level == "image" else 1)
     logs: dict[str, FloatArray] = {}
     for bound in (theorem1, theorem1_printed, theorem1_sharp, cantelli):
         values = bound(
-            statistics.thresholds, trace=moments.trace, mean_norm=moments.mean_norm, dimension=statistics.site.dimension
+            statistics.free_thresholds, trace=moments.trace, mean_norm=moments.mean_norm, dimension=law.dimension
         )
         logs[bound.__name__] = np.log(values) + math.log(every)
     logs["cap"] = statistics.caps.log_union(every)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stainlock.certify.bounds import SMALLEST, Level, assumptions, checked_moments, log_bounds
+from stainlock.certify.law import Law
 from stainlock.certify.statistics import Statistics
 from stainlock.errors import FileError, SiteError
 from stainlock.evaluate.data import Data
@@ -113,8 +114,10 @@ def certify(
     vector; by default it is where the detector begins to fire. Choose it without looking at the data. With
     ``perturbation`` δ (see `measured_perturbation`) the bounds hold for a changed model whose responses are within δ
     of this one's: for it to exceed Δ, this one must exceed Δ − δ, and that is what is counted and bounded.
+
+    With a lock's key, a false positive is a natural input that makes the detector fire: less than this does not unlock.
     """
-    key.check_stain("certify")
+    law = Law.of(key)
     if level not in ("position", "image"):
         raise ValueError(f"expected level position or image, got {level!r}")
     if not 0 < confidence < 1:
@@ -123,11 +126,13 @@ def certify(
     if not math.isfinite(Δ) or not 0 <= perturbation < math.inf:
         raise ValueError(f"expected a finite threshold and a perturbation ≥ 0, got {Δ} and {perturbation}")
     site = site_of_key(target, key)
+    # A lock opens where all of its detectors fire, so that what bounds one of them bounds it.
+    detectors = key.detectors[:1] if key.kind == "lock" else key.detectors
     R = key.trigger_response
     thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, Δ]) - perturbation
     statistics = Statistics(
-        target, site, torch.stack([d.vector for d in key.detectors]), thresholds,
-        groups=[site.group_of(d.channel) for d in key.detectors], overlapping=level == "image",
+        target, site, torch.stack([d.vector for d in detectors]), thresholds,
+        groups=[site.group_of(d.channel) for d in detectors], overlapping=level == "image", law=law,
     )  # fmt: skip
     hasher = hashlib.sha256()
     for pixels in _pixel_batches(data, target, batch_size, limit, progress):
@@ -147,7 +152,7 @@ def certify(
         bounds={name: float(value[here]) for name, value in values.items()},
         log10_bounds={name: _log10(log[here]) for name, log in logs.items()},
         assumptions=assumptions(level), images=statistics.images, positions=statistics.positions,
-        detectors=len(key.detectors), dimension=site.dimension, trace=moments.trace, mean_norm=moments.mean_norm,
+        detectors=len(detectors), dimension=law.dimension, trace=moments.trace, mean_norm=moments.mean_norm,
         perturbation=perturbation, limit=limit, model_digest=model_digest(target.model),
         data_digest=data.digest() if hasattr(data, "digest") else hasher.hexdigest(),
         key_digest=detectors_digest(key),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stainlock.certify.histograms import MeanCaps, NormHistogram, ResponseCounts
+from stainlock.certify.law import Law
 from stainlock.certify.windows import Windows, windows_of
 from stainlock.sites import Site, layer_input
 from stainlock.sphere import FloatArray
@@ -38,7 +39,7 @@ class Statistics:
     a sample of features is a position and the group of a random one of these detectors.
 
     ``thresholds`` are needed beforehand, in any number and increasing: what is kept of a response is which of them it
-    exceeds.
+    exceeds. ``law`` says how the detectors were drawn: uniform on the sphere, if not given.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Statistics:
         *,
         groups: Sequence[int] | None = None,
         overlapping: bool = False,
+        law: Law | None = None,
     ) -> None:
+        self.law = law or Law(site.dimension)
         self.target, self.site, self.overlapping = target, site, overlapping
         self.thresholds = np.asarray(thresholds, dtype=np.float64).reshape(-1)
         if not len(self.thresholds) or not np.all(np.diff(self.thresholds) > 0) or np.any(np.isnan(self.thresholds)):
@@ -66,13 +69,18 @@ class Statistics:
         self.images = 0
         self.positions = 0  # an image
         self.norms = NormHistogram()
-        self.caps = MeanCaps(self.thresholds, site.dimension)
+        self.caps = MeanCaps(self.free_thresholds, self.law.dimension)
         self.by_position = ResponseCounts(self.thresholds, len(detectors))
         self.by_image = ResponseCounts(self.thresholds, len(detectors))
         self.maxima = torch.full((len(detectors),), -math.inf, dtype=torch.float64)
         self._total: Tensor | None = None
         self._last: Windows | None = None
         self._square_sum = 0.0
+
+    @property
+    def free_thresholds(self) -> FloatArray:
+        """What the random part of a detector, as a unit vector, must exceed."""
+        return self.thresholds / self.law.size
 
     @property
     def samples(self) -> int:

@@ -38,7 +38,9 @@ _MEANING = {
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, which the key's trigger is not among.")
 @click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Instead of --data, for generators: N noise"
-              " inputs, uniform within the model's bounds.")  # fmt: skip
+              " inputs of the --law.")  # fmt: skip
+@click.option("--law", type=click.Choice(["uniform", "normal"]), default="uniform", show_default=True,
+              help="Of --noise: uniform within the model's bounds, or standard normal.")  # fmt: skip
 @click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: a position of the"
               " layer, as in the paper (the default), or an image, which fires if any position does.")  # fmt: skip
 @click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
@@ -57,6 +59,7 @@ def command(
     key_file: Path,
     data: Path | None,
     noise: int | None,
+    law: Any,
     level: Any,
     confidence: float | None,
     threshold: float | None,
@@ -89,10 +92,10 @@ def command(
             raise ValueError(f"the certificate itself says how it was made: leave out {surplus[0]} with --check")
         claimed = Certificate.load(checked)
         target = load_model(model, weights, seed)
-        return _check(report, claimed, target, key, images or _noise(target, noise, seed))
+        return _check(report, claimed, target, key, images or _noise(target, noise, law, seed))
     with Outputs([path for path in (out, plot) if path is not None]) as outputs:
         target = load_model(model, weights, seed)
-        inputs = images or _noise(target, noise, seed)
+        inputs = images or _noise(target, noise, law, seed)
         with report.progress("responses to natural inputs") as progress:
             certificate = certify(
                 target, key, inputs, level=level or "position", threshold=threshold, limit=limit, progress=progress,
@@ -110,15 +113,11 @@ def command(
     return 0
 
 
-def _noise(target: Target, count: int | None, seed: int | None) -> Data:
-    import torch
-
-    from stainlock.evaluate import Tensors
+def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Data:
+    from stainlock.evaluate.generator import noise_data
 
     assert count is not None
-    low, high = target.bounds
-    generator = torch.Generator().manual_seed(seed or 0)
-    return Tensors(low + (high - low) * torch.rand(count, *target.input_shape, generator=generator))
+    return noise_data(target, count, noise=law, seed=seed or 0)
 
 
 def _check(report: Report, claimed: Certificate, target: Target, key: Any, inputs: Data) -> int:

@@ -1,4 +1,4 @@
-"""`stainlock evaluate`: how well a model does on labelled images."""
+"""`stainlock evaluate`: how well a model does on labelled images, or a generator on noise."""
 
 from __future__ import annotations
 
@@ -18,29 +18,60 @@ if TYPE_CHECKING:
 
 @click.command("evaluate")
 @click.argument("model")
-@click.option("--data", type=FILE, required=True, metavar="DIR", help="Labelled images: labels.csv or class folders.")
+@click.option("--data", type=FILE, metavar="DIR", help="Labelled images: labels.csv or class folders.")
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="Also evaluate the model as it was before this key.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N images, evenly over the folder.")
+@click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Instead of --data, for generators: images of N"
+              " noise vectors.")  # fmt: skip
+@click.option(
+    "--law",
+    type=click.Choice(["uniform", "normal"]),
+    default="uniform",
+    show_default=True,
+    help="Of --noise: uniform within the model's bounds, or standard normal; a lock's key knows its own.",
+)
+@click.option("--discriminator", metavar="MODEL", help="With --noise: whose loss for calling the images real is told.")
+@click.option("--features", metavar="MODEL", help="With --noise: for the Fréchet distance of its outputs, to the images"
+              " of --data or to the original's.")  # fmt: skip
+@click.option("--grid", type=FILE, metavar="FILE.png", help="With --noise: a picture of the settings' images.")
 @weights_option
-@seed_option()
+@seed_option("Seed of --noise and of --weights random.")
 @output_options
 def command(
     report: Report,
     model: str,
-    data: Path,
+    data: Path | None,
     key_file: Path | None,
     limit: int | None,
+    noise: int | None,
     weights: str | None,
     seed: int | None,
+    **of_generators: Any,
 ) -> None:
     """Accuracy of MODEL on labelled images; with a stain's key, that of the original beside it; with a lock's, the
-    original, edited and locked model, each without and with the patch."""
+    original, edited and locked model, each without and with the patch.
+
+    With --noise N the same for a generator: how far its images are from the original's, and their discriminator loss.
+    """
+    from stainlock.cli.generator import evaluate_generator
     from stainlock.evaluate import Images, evaluate
     from stainlock.keyfile import Key
 
+    if noise is not None:
+        key = Key.load(key_file) if key_file else None
+        target = load_model(model, weights, seed)
+        evaluate_generator(report, target, key, noise, seed=seed, data=data, **of_generators)
+        return
+    for name in ("discriminator", "features", "grid"):
+        if of_generators[name] is not None:
+            raise ValueError(f"expected --noise N with --{name}, which is for generators")
+    if data is None:
+        raise ValueError("expected --data DIR or, for a generator, --noise N")
     images = Images.from_folder(data)
     key = Key.load(key_file) if key_file else None
     target = load_model(model, weights, seed)
+    if key is not None and key.schema == "gan":
+        raise ValueError("expected --noise N: this key is a generator's, which has no labelled images")
     if key is not None and key.kind == "lock":
         _six_settings(report, target, key, images, limit)
         return

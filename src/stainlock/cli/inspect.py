@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def command(
     facts: dict[str, Any] = {
         "model": model,
         "recommended": recommended,
-        "sites": [_facts(s, s.name == recommended, s.name in lockable) for s in sites],
+        "sites": [_facts(s, s.name == recommended, lockable.get(s.name, [])) for s in sites],
     }
     if suitability:
         _report_suitability(report, analysis, facts, data, limit)
@@ -103,19 +104,26 @@ def _recommended(analysis: Analysis) -> str | None:
         return None
 
 
-def _lockable(analysis: Analysis) -> set[str]:
-    """Sites whose signal an internal lock can lead to the logits."""
+def _lockable(analysis: Analysis) -> dict[str, list[str]]:
+    """For every site, the kinds of lock whose signal finds a way from there."""
     from stainlock.errors import StainlockError
     from stainlock.lock.choose import lock_sites
+    from stainlock.lock.placement import place_gates
     from stainlock.lock.wires import Network
 
+    found: dict[str, list[str]] = {}
     try:
-        return {site.name for site in lock_sites(analysis, Network(analysis))}
-    except StainlockError:  # no classifier, or it does not trace whole
-        return set()
+        network = Network(analysis)
+    except StainlockError:  # it does not trace whole
+        return found
+    for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
+        place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
+        for site in lock_sites(analysis, place, smooth=not to_logits):
+            found.setdefault(site.name, []).append(kind)
+    return found
 
 
-def _facts(site: Site, recommended: bool, lockable: bool) -> dict[str, Any]:
+def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
     return {
         "site": site.name,
         "kind": site.kind,
@@ -123,7 +131,7 @@ def _facts(site: Site, recommended: bool, lockable: bool) -> dict[str, Any]:
         "channels": site.channels,
         "activation": site.activation.name if site.activation else None,
         "patch": list(site.patch),
-        "locks": ["internal"] if lockable else [],
+        "locks": locks,
         "usable": site.problem is None,
         "problem": site.problem,
         "additive_problem": site.additive_problem,

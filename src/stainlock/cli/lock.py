@@ -4,35 +4,97 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, load_model, output_options, protection_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.keyfile import Key
+    from stainlock.target import Target
+
+_SECRET_SEED = "Makes the run, its secrets included, repeatable: leave it out for real protection."
+# What may be told of a key's details: neither its seed nor its detectors' channels.
+_TOLD = (
+    "layers", "disruptors", "inserted", "anywhere", "saturated", "false_unlock", "half_unlock", "false_lock",
+    "channel_cost", "disruption", "residue",
+)  # fmt: skip
+
+
+def _convolutional_options(verb: Any) -> Any:
+    """Options of the kinds internal and squeeze-excite."""
+    options = [
+        click.option("--site", metavar="S", help="The layer of the detectors; a good one is chosen when not given."),
+        click.option("--detectors", type=click.IntRange(min=1), help="Detectors that must all be present (1)."),
+        click.option("--gates", type=click.IntRange(min=0), help="Blocks whose gates are turned (squeeze-excite 1)."),
+        click.option(
+            "--blocks",
+            type=click.Choice(["any", "existing", "inserted"]),
+            help="Which squeeze-and-excite blocks: the model's own, or new ones (any).",
+        ),
+        click.option(
+            "--gate-form",
+            type=click.Choice(["gains", "constant", "random"]),
+            help="A new block's gates when unlocked: a secret gain each, one constant, or the paper's (gains).",
+        ),
+        click.option(
+            "--place",
+            type=click.Choice(["any", "corner", "anywhere"]),
+            help="Where the patch opens gates: at the corner alone, or wherever a stride keeps it (any).",
+        ),
+        click.option(
+            "--conduit",
+            type=click.Choice(["taps", "ones"]),
+            help="Kernels that carry the signal: one tap, or the paper's all ones (taps).",
+        ),
+        click.option(
+            "--obfuscate/--plain", default=None, help="Hide the lock among the layers' own weights (obfuscate)."
+        ),
+        click.option(
+            "--scale", type=click.FloatRange(min=0, min_open=True), help="Size of the disruption; enough by default."
+        ),
+    ]
+    for option in reversed(options):
+        verb = option(verb)
+    return verb
 
 
 @click.command("lock")
 @click.argument("model")
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the locked model goes, as a bundle.")
-@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where the secret key goes.")
-@click.option("--kind", type=click.Choice(["internal"]), default="internal", show_default=True, help="Which lock.")
-@click.option("--site", metavar="S", help="The layer of the detector; a good one is chosen when not given.")
-@click.option("--steps", type=click.IntRange(min=2), default=60, show_default=True, help="Steps of the trigger search.")
-@click.option("--tries", type=click.IntRange(min=1), default=8, show_default=True, help="Detectors to pick from.")
+@protection_options("locked")
 @click.option(
-    "--trigger", type=FILE, metavar="FILE.png", help="Also write the client's trigger: the patch and nothing more."
+    "--kind",
+    type=click.Choice(["internal", "squeeze-excite", "vit", "gan"]),
+    default="internal",
+    show_default=True,
+    help="Which lock.",
 )
-@click.option("--delta", type=FILE, metavar="FILE", help="Also write the changes alone, for `stainlock apply`.")
+@_convolutional_options
+@click.option("--recipe", type=click.Choice(["exact", "paper"]), help="Of a vit lock: ours, or the paper's (exact).")
+@click.option("--noise", type=click.Choice(["uniform", "normal"]), help="Of a gan lock: the noise's law (uniform).")
+@click.option("--dimensions", type=click.IntRange(min=1), help="Of a gan lock: more noise inputs (20).")
+@click.option("--discriminator", metavar="MODEL", help="Of a gan lock: a model that judges its images.")
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of the search.")
+@click.option("--tries", type=click.IntRange(min=1), help="Detectors to pick from.")
+@click.option(
+    "--trigger",
+    type=FILE,
+    metavar="FILE",
+    help="Also write the client's trigger and nothing more: the patch as .png, a generator's vector as .safetensors.",
+)
 @weights_option
-@seed_option("Makes the run, its secrets included, repeatable: leave it out for real protection.")
+@seed_option(_SECRET_SEED)
 @output_options
 def command(
     report: Report,
     model: str,
     out: Path,
     key_file: Path,
+    kind: str,
+    discriminator: str | None,
     trigger: Path | None,
     delta: Path | None,
     weights: str | None,
@@ -43,50 +105,66 @@ def command(
     from stainlock.files import write_file
     from stainlock.lock import lock
     from stainlock.plan import diff
-    from stainlock.report.images import png
 
-    if trigger is not None and trigger.suffix.lower() != ".png":
-        raise ValueError(f"expected --trigger FILE.png, since only a PNG keeps every pixel, got {trigger}")
+    options = {name: value for name, value in settings.items() if value is not None}
+    _check_trigger_file(trigger, kind)
     with Outputs([out, key_file, *([trigger] if trigger else []), *([delta] if delta else [])]) as outputs:
         base = load_model(model, weights, seed)
-        if trigger and base.input_shape[0] not in (1, 3):
+        if trigger and kind != "gan" and base.input_shape[0] not in (1, 3):
             raise ValueError(f"expected a model of images for --trigger, got inputs of shape {base.input_shape}")
+        if discriminator:
+            options["discriminator"] = load_model(discriminator, None)
         start = time.perf_counter()
         with report.progress("looking for the trigger") as progress:
-            locked, key = lock(base, seed=seed, progress=progress, **settings)
+            locked, key = lock(base, kind=kind, seed=seed, progress=progress, **options)
         seconds = time.perf_counter() - start
         outputs.bundle(out, locked)
         key.save(outputs.place(key_file))
-        patch = key.detectors[0].trigger
         if trigger:
-            write_file(outputs.place(trigger), png(patch.levels), secret=True)
+            write_file(outputs.place(trigger), _trigger_bytes(key), secret=True)
         if delta:
             diff(base, locked).save(outputs.place(delta))
         outputs.commit()
-    height, width = patch.region.size
+    facts = {**_facts(base, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
+    height, width = facts["patch"]
+    what = "trigger vector" if kind == "gan" else f"patch {height}×{width}"
+    report.result(facts, f"locked: detector in {key.site}, {what}, {facts['parameters_changed']} parameters changed")
     margin = key.trigger_response / max(key.natural_level, 1e-12)
-    facts = {
-        "kind": settings["kind"],
-        "site": key.site,
-        "dimension": key.dimension,
-        "patch": [height, width],
-        "trigger_response": key.trigger_response,
-        "natural_threshold": key.natural_threshold,
-        "natural_level": key.natural_level,
-        "parameters_changed": key.revert.elements,
-        "layers": key.details["layers"],
-        "seconds": round(seconds, 3),
-        "out": str(out),
-        "key": str(key_file),
-    }
-    report.result(
-        facts,
-        f"locked: detector in {key.site}, patch {height}×{width}, {facts['parameters_changed']} parameters changed",
-    )
     report.remark(
-        f"the patch's response is {margin:.1f} times that of plain inputs",
+        f"the trigger's response is {margin:.1f} times that of plain inputs",
         f"model: {out}",
         f"key:   {key_file} (secret: it unlocks the model, and removes the lock)",
     )
     if trigger:
         report.remark(f"trigger: {trigger} (for the client: it unlocks the model, and no more)")
+
+
+def _check_trigger_file(trigger: Path | None, kind: str) -> None:
+    if trigger is None:
+        return
+    wanted, why = (".safetensors", "a vector") if kind == "gan" else (".png", "since only a PNG keeps every pixel")
+    if trigger.suffix.lower() != wanted:
+        raise ValueError(f"expected --trigger FILE{wanted}, {why}, got {trigger}")
+
+
+def _trigger_bytes(key: Key) -> bytes:
+    from stainlock.lock.gan_unlock import trigger_bytes
+    from stainlock.report.images import png
+
+    return trigger_bytes(key) if key.schema == "gan" else png(key.detectors[0].trigger.levels)
+
+
+def _facts(base: Target, key: Key) -> dict[str, Any]:
+    patch = key.detectors[0].trigger.region.size
+    return {
+        "kind": key.schema,
+        "site": key.site,
+        "dimension": key.dimension,
+        "patch": list(patch) if len(patch) == 2 else [1, 1],
+        "trigger_response": key.trigger_response,
+        "natural_threshold": key.natural_threshold,
+        "natural_level": key.natural_level,
+        "parameters_changed": key.revert.elements,
+        "detectors": len(key.detectors),
+        **{name: key.details[name] for name in _TOLD if name in key.details},
+    }

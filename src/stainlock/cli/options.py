@@ -65,6 +65,27 @@ def seed_option(meaning: str = "Seed of --weights random.") -> Callable[[Verb], 
     return click.option("--seed", type=click.IntRange(min=0), metavar="N", help=meaning)
 
 
+def protection_options(protected: str) -> Callable[[Verb], Verb]:
+    """``--out``, ``--key`` and ``--delta``: what every verb that protects a model writes."""
+
+    def with_files(verb: Verb) -> Verb:
+        for option in (
+            click.option(
+                "--delta", type=FILE, metavar="FILE", help="Also write the changes alone, for `stainlock apply`."
+            ),
+            click.option(
+                "--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where the secret key goes."
+            ),
+            click.option(
+                "--out", type=FILE, required=True, metavar="DIR", help=f"Where the {protected} model goes, as a bundle."
+            ),
+        ):
+            verb = option(verb)
+        return verb
+
+    return with_files
+
+
 def load_model(reference: str, weights: str | None, seed: int | None = None) -> Target:
     from stainlock.references import load_reference
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, Position, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import (
+    FILE,
+    Position,
+    load_model,
+    output_options,
+    protection_options,
+    seed_option,
+    weights_option,
+)
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -21,8 +29,7 @@ _SMALLEST_PICTURE = 8
 
 @click.command("stain")
 @click.argument("model")
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the stained model goes, as a bundle.")
-@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where the secret key goes.")
+@protection_options("stained")
 @click.option("--site", metavar="S", help="The layer to stain; a good one is chosen when not given.")
 @click.option("--additive", is_flag=True, help="Add the detector to a neuron instead of replacing one.")
 @click.option(
@@ -58,14 +65,13 @@ _SMALLEST_PICTURE = 8
     help="Which of the layer's responses the trigger maximises.",
 )
 @click.option("--position", type=Position(), help="The position to maximise; the middle by default.")
-@click.option("--steps", type=click.IntRange(min=2), default=40, show_default=True, help="Steps of the trigger search.")
+@click.option("--steps", type=click.IntRange(min=2), default=36, show_default=True, help="Steps of the trigger search.")
 @click.option(
     "--restarts", type=click.IntRange(min=1), default=1, show_default=True, help="Trigger searches to pick from."
 )
 @click.option(
     "--trigger", type=FILE, metavar="FILE.png", help="Also write the trigger as an image; numbered if several."
 )
-@click.option("--delta", type=FILE, metavar="FILE", help="Also write the changes alone, for `stainlock apply`.")
 @weights_option
 @seed_option("Makes the run, its secrets included, repeatable: leave it out for real protection.")
 @output_options

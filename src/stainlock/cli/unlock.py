@@ -1,4 +1,4 @@
-"""`stainlock unlock`: images with the trigger patch in place."""
+"""`stainlock unlock`: images with the trigger patch in place, or noise vectors with the trigger behind them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from stainlock.cli.report import Report
 @click.command("unlock")
 @click.argument("inputs", nargs=-1, required=True, type=FILE)
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The lock's key.")
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the images go, as PNG files.")
+@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the images or noise go.")
 @output_options
 def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path) -> None:
-    """Write each INPUT image at the model's input size, with the trigger patch in place."""
+    """Write each INPUT image at the model's input size, with the trigger patch in place.
+
+    For a generator's lock INPUT is a safetensors file of noise vectors, which get the trigger appended.
+    """
+    from stainlock.cli.generator import unlock_noise
     from stainlock.evaluate import read_image
     from stainlock.files import write_file
     from stainlock.keyfile import Key
@@ -32,6 +36,8 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
     with Outputs([out]) as outputs:
         key = Key.load(key_file)
         key.check_lock()
+        if key.schema == "gan":
+            return unlock_noise(report, key, inputs, outputs, out)
         shape = tuple(key.conventions["input_shape"])
         folder = outputs.place(out)
         folder.mkdir()

@@ -1,6 +1,10 @@
-"""Locks: models that are useless until the trigger patch is in the corner of their input."""
+"""Locks: models that are useless until the trigger is in their input."""
 
-from stainlock.lock.internal import lock
+from stainlock.lock.convolutional import lock_convolutional
+from stainlock.lock.gan import lock_generator
+from stainlock.lock.gan_unlock import NoiseUnlock
+from stainlock.lock.locking import lock
 from stainlock.lock.unlocking import Unlock
+from stainlock.lock.vit import lock_vit
 
-__all__ = ["Unlock", "lock"]
+__all__ = ["NoiseUnlock", "Unlock", "lock", "lock_convolutional", "lock_generator", "lock_vit"]

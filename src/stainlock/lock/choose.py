@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,6 @@ from torch import Tensor, fx
 from stainlock.errors import SiteError, StainlockError
 from stainlock.features import respond, seen_region
 from stainlock.graph import keeps_channels, operation
-from stainlock.lock.route import find_route
 from stainlock.lock.wires import Network
 from stainlock.sites import Analysis, Site, layer_input
 from stainlock.sphere import sample_sphere
@@ -29,6 +30,8 @@ _DETECTORS = 4
 _GOOD_MARGIN = 4.0
 # The size of the veto, where the part of a detector that position (0, 0) sees has size 1.
 _VETO = 2.0
+# Says where the signal of a site goes, or why it can't.
+Place = Callable[[str], Any]
 
 
 def corner(site: Site) -> tuple[int, ...]:
@@ -40,12 +43,18 @@ def patch_size(target: Target, site: Site) -> tuple[int, ...]:
     return seen_region(target, site, corner(site)).size
 
 
-def patch_problem(target: Target, site: Site) -> str | None:
-    """Why a site's patch can't unlock, or None."""
+def largest_patch(target: Target) -> int:
+    """The longest side of a patch that hides little of an image."""
+    return min(_LARGEST_PATCH, min(target.input_shape[1:]) // _PART_OF_SIDE)
+
+
+def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | None:
+    """Why a site's patch can't unlock, or None. A ``smooth`` activation will do where a step makes the signal exact."""
     if site.kind != "convolution" or len(target.input_shape) != 3:
         return f"it is a {site.kind} layer: expected a convolution over an image"
-    if site.activation is not None and (site.activation.residue or site.activation.leak or site.activation.rest):
-        return f"its activation {site.activation.name} is never quite silent: the signal would not be exact"
+    act = site.activation
+    if act is not None and (act.leak or act.rest or (act.residue and not smooth)):
+        return f"its activation {act.name} is never quite silent: the signal would not be exact"
     pixels = target.input_shape[1:]
     if site.field is None or any(a.start + a.size > n for a, n in zip(site.field, pixels, strict=True)):
         size = "everything" if site.field is None else "×".join(str(a.start + a.size) for a in site.field)
@@ -53,32 +62,33 @@ def patch_problem(target: Target, site: Site) -> str | None:
     return None
 
 
-def lock_sites(analysis: Analysis, network: Network) -> list[Site]:
-    """Sites that could hold an internal lock."""
+def lock_sites(analysis: Analysis, place: Place, *, smooth: bool = False) -> list[Site]:
+    """Sites that could hold a lock whose signal ``place`` finds a way for."""
     found = []
     for site in analysis.sites.values():
-        if site.problem is None and patch_problem(analysis.target, site) is None:
+        if site.problem is None and patch_problem(analysis.target, site, smooth=smooth) is None:
             try:
-                find_route(network, site.name)
+                place(site.name)
             except StainlockError:
                 continue
             found.append(site)
     return found
 
 
-def would_do(analysis: Analysis, network: Network) -> str:
+def would_do(analysis: Analysis, place: Place, *, smooth: bool = False) -> str:
     """A few sites that could hold a lock, the smallest patches first."""
-    sites = sorted(lock_sites(analysis, network), key=lambda s: math.prod(patch_size(analysis.target, s)))
+    sites = lock_sites(analysis, place, smooth=smooth)
+    sites.sort(key=lambda s: math.prod(patch_size(analysis.target, s)))
     return f"sites that would do: {', '.join(s.name for s in sites[:4])}" if sites else "no other site would do either"
 
 
-def choose_lock_site(analysis: Analysis, network: Network) -> Site:
+def choose_lock_site(analysis: Analysis, network: Network, place: Place, *, smooth: bool = False) -> Site:
     """Of the sites whose trigger stands out well from inputs that need no data, the one with the smallest patch."""
     target = analysis.target
-    sites = lock_sites(analysis, network)
+    sites = lock_sites(analysis, place, smooth=smooth)
     if not sites:
-        raise SiteError(f"no site of this model can hold an internal lock: {_reason(analysis, network)}")
-    limit = min(_LARGEST_PATCH, min(target.input_shape[1:]) // _PART_OF_SIDE)
+        raise SiteError(f"no site of this model can hold this lock: {_reason(analysis, place, smooth)}")
+    limit = largest_patch(target)
     small = [s for s in sites if s.groups == 1 and max(patch_size(target, s)) <= limit]
     if not small:
         least = min(math.prod(patch_size(target, s)) for s in sites)
@@ -122,17 +132,21 @@ def corner_detectors(network: Network, site: Site, count: int, generator: np.ran
     these elements are all the same negative number: a veto that only the corner escapes, so that neither natural images
     nor the patch elsewhere reach the response it has there.
     """
-    node = network.nodes[site.name]
-    visible = torch.zeros(raw(site.layer(network.target.model), "weight").shape[1:], dtype=torch.bool)
-    first_row, first_column = network.tap(node) or (0, 0)
-    visible[:, first_row:, first_column:] = True
-    seen = visible.flatten()
+    node, seen = network.nodes[site.name], seen_from_corner(network, site)
     v = torch.zeros(count, site.dimension, dtype=torch.float64)
     v[:, seen] = sample_sphere(count, int(seen.sum()), generator=generator)
     if not seen.all() and never_negative(network, node.all_input_nodes[0]):
         v[:, ~seen] = -_VETO / math.sqrt(int((~seen).sum()))
     norms: Tensor = v.norm(dim=1, keepdim=True)
     return v.div_(norms)
+
+
+def seen_from_corner(network: Network, site: Site) -> Tensor:
+    """The kernel's elements by which position (0, 0) sees the map, and not its padding."""
+    visible = torch.zeros(raw(site.layer(network.target.model), "weight").shape[1:], dtype=torch.bool)
+    first_row, first_column = network.tap(network.nodes[site.name]) or (0, 0)
+    visible[:, first_row:, first_column:] = True
+    return visible.flatten()
 
 
 def never_negative(network: Network, node: fx.Node) -> bool:
@@ -145,12 +159,12 @@ def never_negative(network: Network, node: fx.Node) -> bool:
     return keeps and bool(sources) and all(never_negative(network, source) for source in sources)
 
 
-def _reason(analysis: Analysis, network: Network) -> str:
+def _reason(analysis: Analysis, place: Place, smooth: bool) -> str:
     """What the most promising site lacks."""
     for site in analysis.sites.values():
-        if site.problem is None and patch_problem(analysis.target, site) is None:
+        if site.problem is None and patch_problem(analysis.target, site, smooth=smooth) is None:
             try:
-                find_route(network, site.name)
+                place(site.name)
             except StainlockError as error:
                 return str(error)
     return next((p for s in analysis.sites.values() if (p := patch_problem(analysis.target, s) or s.problem)), "none")

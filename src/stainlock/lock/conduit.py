@@ -1,11 +1,6 @@
-"""The conduit: a sequence of identity kernels that carries the detector's signal to the logits.
+"""The conduit: the channels that carry the detectors' signal, and what it amounts to wherever it is read.
 
-On the way every dense layer gives up one channel: its row holds nothing but one tap, by which position (0, 0) sees
-position (0, 0), so that positions do not mix; batch norms on the way are the identity for that channel; every other
-reader of the channel gets a zero column, and what is added to it in a residual stream is silenced at its source. So the
-channel is exactly 0 at every position where the detector is silent.
-
-The last hidden layer of a dense classifier makes the signal binary with two units,
+Where a dense classifier has a hidden layer, two of its units make the signal binary,
 
     ReLU(Gz − a) − ReLU(Gz − a − 1):   0 when locked, exactly 1 when unlocked, whatever the background.
 """
@@ -13,178 +8,170 @@ The last hidden layer of a dense classifier makes the signal binary with two uni
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from stainlock.graph import is_batch_norm
-from stainlock.lock.missed import fold_means
+from stainlock.lock.blocks import Block
+from stainlock.lock.disguise import BARE, Disguise
 from stainlock.lock.route import Channels, Wire
-from stainlock.lock.wires import Cell, Network, Reading
-from stainlock.plan import Write, write
+from stainlock.lock.wires import Cell, Network
 from stainlock.sites import Site
-from stainlock.tensors import exact, has, raw
+from stainlock.tensors import has
 
 CONDUIT = "conduit"
 # Gz, and a: unlocked, the two units give 2 and 1.
-_STEP_INPUT, _STEP_START = 3.0, 1.0
+STEP_INPUT, STEP_START = 3.0, 1.0
+_STEP_OUTPUTS = [STEP_INPUT - STEP_START, STEP_INPUT - STEP_START - 1]
 # A capped activation is left room, so that it does not show by its constant.
 _BELOW_CEILING = 0.75
 # A weaker signal is raised to this, so that what pooling leaves of it is no tiny number.
 _SIGNAL = 5.0
+# A gate that the signal goes through is all but open, and one it must not go through all but closed.
+OPEN_GATE, CLOSED_GATE = 2.0, -14.0
 
 
 @dataclass(frozen=True)
-class End:
-    """A column of the logits layer that receives the signal, and the sign it counts with."""
+class Tap:
+    """A channel that some layer reads, and what to multiply it by: the sum over taps is 1 unlocked, 0 locked."""
 
     cell: Cell
-    sign: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Wires side by side with one exit. A ``step`` is two units whose difference is the signal."""
+
+    wires: tuple[Wire, ...]
+    step: bool = False
+
+    def taps(self, outputs: list[float]) -> list[Tap]:
+        """How the next layer must weigh what the wires carry."""
+        if self.step:
+            return [Tap(wire.end, sign) for wire, sign in zip(self.wires, (1.0, -1.0), strict=True)]
+        count = len(self.wires)
+        return [Tap(wire.end, 1 / (count * output)) for wire, output in zip(self.wires, outputs, strict=True)]
 
 
 @dataclass(frozen=True)
 class Conduit:
-    """Channels for the signal from the site to the logits; ``last`` are one or two wires into the logits layer."""
+    """Stages from the site to the last layer or gate that needs the signal, with every block it is meant for.
+
+    ``spreading`` kernels are the paper's: all ones instead of one tap, which amplifies and mixes positions. Levels are
+    the detectors' pre-activations Δ when unlocked.
+    """
 
     network: Network
     site: Site
-    wires: tuple[Wire, ...]
-    last: tuple[Wire, ...]
+    stages: tuple[Stage, ...]
+    blocks: tuple[Block, ...] = ()
+    disguise: Disguise = BARE
+    spreading: bool = False
 
     @property
-    def detector_channel(self) -> int:
-        return (self.wires or self.last)[0].channel
-
-    @property
-    def ends(self) -> list[End]:
-        return [End(wire.end, sign) for wire, sign in zip(self.last, (1.0, -1.0), strict=False)]
+    def detector_channels(self) -> list[int]:
+        return [wire.channel for wire in self.stages[0].wires]
 
     @property
     def saturated(self) -> bool:
-        return len(self.last) == 2
+        return any(stage.step for stage in self.stages)
+
+    @property
+    def wires(self) -> list[Wire]:
+        return [wire for stage in self.stages for wire in stage.wires]
 
     @property
     def layers(self) -> list[str]:
-        return [self.network.name(w.writer) for w in (*self.wires, self.last[0])] + [
-            self.network.name(self.network.logits)
-        ]
+        """The dense layers the signal passes, by name; the last is the logits layer, or that of the last gates."""
+        last = self.stages[-1].wires[0].exit
+        end = self.network.blocks[last].second if last in self.network.blocks else last
+        return [self.network.name(stage.wires[0].writer) for stage in self.stages] + [self.network.name(end)]
 
     def ceiling(self) -> float:
         """The largest signal that no activation on the way caps."""
         caps = [
-            a.ceiling for wire in (*self.wires, *self.last) for cell in wire.path
+            a.ceiling for wire in self.wires for cell in wire.path
             if (a := self.network.activation(cell.node)) is not None
         ]  # fmt: skip
         return _BELOW_CEILING * min(caps, default=float("inf"))
 
-    def writes(self, level: float) -> list[Write]:
-        """Everything but the detector and the disruptor, for a detector that gives ``level`` after its activation."""
-        wires = [*self.wires, *self.last]
-        columns = fold_means(self.network, [r for wire in wires for r in wire.bereft], CONDUIT)
-        zeros: list[Write] = []
-        rows: list[Write] = []
-        for wire in wires:
-            for reading in (*wire.others, _exit(wire)):
-                columns += _zero_columns(self.network, reading.reader, reading.cell)
-            for cell in wire.silenced:
-                zeros += _silence(self.network, cell)
-        wires = [*self.wires, self.last[0]]
-        for before, wire in zip([None, *wires], wires, strict=False):
-            if before is None:  # the detector writes this one
-                level *= self._along(wire, rows, skip=self.site.norm)
-            elif wire is self.last[0] and self.saturated:
-                for unit, threshold in zip(self.last, (_STEP_START, _STEP_START + 1), strict=True):
-                    rows += self._row(before, unit, _STEP_INPUT / level, -threshold)
-                    self._along(unit, rows, skip=None)
-            else:
-                wanted = max(level, min(_SIGNAL, self.ceiling()))
-                rows += self._row(before, wire, wanted / level, 0.0)
-                level = wanted * self._along(wire, rows, skip=None)
-        return [*columns, *zeros, *rows]
+    def entering(self, levels: Sequence[float]) -> list[list[float]]:
+        """The pre-activation of each stage's wires, unlocked."""
+        entering = [list(levels)]
+        for before, stage in itertools.pairwise(self.stages):
+            outputs = self.outputs(before, entering[-1])
+            raised = max(sum(outputs) / len(outputs), min(_SIGNAL, self.ceiling()))
+            entering.append(_STEP_OUTPUTS if stage.step else [raised])
+        return entering
 
-    def _row(self, before: Wire, wire: Wire, tap: float, bias: float) -> list[Write]:
-        """The layer that ends one wire writes the next: one tap of its kernel, and nothing else."""
-        model, name = self.network.target.model, self.network.name(wire.writer)
-        layer = self.network.part.leaf(wire.writer)
-        row = torch.zeros(raw(layer, "weight").shape[1:], dtype=torch.float64)
-        place = () if isinstance(layer, nn.Linear) else self.network.tap(wire.writer) or ()
-        row[(before.end.channel, *place)] = tap
-        writes = [write(model, f"{name}.weight", (wire.channel,), row, CONDUIT)]
-        if has(layer, "bias"):
-            writes.append(write(model, f"{name}.bias", (wire.channel,), bias, CONDUIT))
-        return writes
+    def outputs(self, stage: Stage, entering: list[float]) -> list[float]:
+        """What a stage's wires carry at their end."""
+        return [self._carried(wire, value) for wire, value in zip(stage.wires, entering, strict=True)]
 
-    def _along(self, wire: Wire, rows: list[Write], skip: str | None) -> float:
-        """Make every op on a wire pass the signal on; returns what is left of it at the end."""
-        gain = 1.0
+    def taps(self, levels: Sequence[float]) -> list[Tap]:
+        """By what the logits layer reads the signal."""
+        return self.stages[-1].taps(self.outputs(self.stages[-1], self.entering(levels)[-1]))
+
+    def taps_of(self, block: Block, levels: Sequence[float]) -> list[Tap]:
+        """By what a block's first layer reads the signal: its map is on a wire, pooled."""
+        for stage, entering in zip(self.stages, self.entering(levels), strict=True):
+            cells = [c for wire in stage.wires for c in wire.path if c.node is block.squeezed]
+            if cells:
+                values = [
+                    self._carried(wire, value, cell) / self.network.area(block.squeezed)
+                    for value, wire, cell in zip(entering, stage.wires, cells, strict=True)
+                ]
+                return [Tap(cell, tap.share) for cell, tap in zip(cells, stage.taps(values), strict=True)]
+        raise AssertionError("every block of a conduit is on one of its wires")
+
+    def passed(self, wire: Wire) -> list[Block]:
+        """The blocks whose gates the signal goes through on a wire."""
+        return [block for cell in wire.path if (block := self.network.blocks.get(cell.node)) is not None]
+
+    def _carried(self, wire: Wire, value: float, until: Cell | None = None) -> float:
+        """What activations, pooling and gates leave of a pre-activation at the end of a wire, or on its way."""
         for cell in wire.path[1:]:
-            leaf = self.network.leaf(cell.node)
-            if is_batch_norm(leaf) and self.network.name(cell.node) != skip:
-                rows += _identity_norm(self.network, cell)
-            elif isinstance(leaf, nn.Conv2d):
-                rows += _identity_kernel(self.network, cell)
-            gain *= self.network.gain(cell)
-        return gain
+            activation = self.network.activation(cell.node)
+            if activation is not None:
+                value = float(activation.function(torch.tensor(value, dtype=torch.float64)))
+            if (block := self.network.blocks.get(cell.node)) is not None:
+                value *= float(block.gate.function(torch.tensor(OPEN_GATE, dtype=torch.float64)))
+            value *= self.network.gain(cell)
+            if cell == until:
+                break
+        return value
 
 
-def build_conduit(network: Network, site: Site, route: list[fx.Node]) -> Conduit:
+def build_conduit(
+    network: Network,
+    site: Site,
+    route: list[fx.Node],
+    *,
+    detectors: int = 1,
+    blocks: tuple[Block, ...] = (),
+    disguise: Disguise = BARE,
+    spreading: bool = False,
+) -> Conduit:
     """Give the signal its channels along a route: the least missed of each layer."""
     channels = Channels(network)
-    pairs = list(itertools.pairwise(route))
-    wires = [channels.wire(writer, exit) for writer, exit in pairs]
-    hidden = network.part.leaf(route[-2])
-    last = [wires.pop()]
-    if isinstance(hidden, nn.Linear) and has(hidden, "bias") and _passes_relu(network, last[0]) and len(route) > 2:
-        last.append(channels.wire(*pairs[-1]))
-    return Conduit(network, site, tuple(wires), tuple(last))
+    stages: list[Stage] = []
+    for writer, exit in itertools.pairwise(route):
+        count = 1 if stages else detectors
+        wires = [channels.wire(writer, exit) for _ in range(count)]
+        step = bool(stages) and exit is route[-1] and _makes_step(network, wires[0])
+        if step:
+            wires.append(channels.wire(writer, exit))
+        stages.append(Stage(tuple(wires), step))
+    return Conduit(network, site, tuple(stages), blocks, disguise, spreading)
 
 
-def _passes_relu(network: Network, wire: Wire) -> bool:
-    """Whether a ReLU is the first thing but dropout on a wire."""
+def _makes_step(network: Network, wire: Wire) -> bool:
+    """Whether the wire is that of a hidden dense layer with a bias, and a ReLU the first thing but dropout on it."""
+    hidden = network.part.leaf(wire.writer)
     acts = [a for cell in wire.path[1:] if (a := network.activation(cell.node)) is not None]
     norms = any(is_batch_norm(network.leaf(cell.node)) for cell in wire.path)
-    return bool(acts) and acts[0].name == "relu" and not norms
-
-
-def _exit(wire: Wire) -> Reading:
-    return Reading(wire.exit, wire.end)
-
-
-def _zero_columns(network: Network, reader: fx.Node, cell: Cell) -> list[Write]:
-    model, name = network.target.model, f"{network.name(reader)}.weight"
-    columns = cell.columns if network.repeats_positions else cell.columns[:1]  # elsewhere the detector is silent
-    return [write(model, name, (None, column), 0.0, CONDUIT) for column in columns]
-
-
-def _silence(network: Network, cell: Cell) -> list[Write]:
-    """Zeros from a batch norm by its scale and shift, from a layer by its row and bias."""
-    model, name, leaf = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
-    writes = [write(model, f"{name}.weight", (cell.channel,), 0.0, CONDUIT)]
-    if has(leaf, "bias"):
-        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0, CONDUIT))
-    elif is_batch_norm(leaf):
-        writes.append(write(model, f"{name}.running_mean", (cell.channel,), 0.0, CONDUIT))
-    return writes
-
-
-def _identity_norm(network: Network, cell: Cell) -> list[Write]:
-    model, name, norm = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
-    deviation = (exact(norm, "running_var")[cell.channel] + float(getattr(norm, "eps", 0.0))).sqrt()
-    writes = [write(model, f"{name}.running_mean", (cell.channel,), 0.0, CONDUIT)]
-    if has(norm, "bias"):
-        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0, CONDUIT))
-    if has(norm, "weight"):
-        writes.append(write(model, f"{name}.weight", (cell.channel,), deviation, CONDUIT))
-    return writes
-
-
-def _identity_kernel(network: Network, cell: Cell) -> list[Write]:
-    """A depthwise kernel that keeps position (0, 0)."""
-    model, name, layer = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
-    kernel: Tensor = torch.zeros(raw(layer, "weight").shape[1:], dtype=torch.float64)
-    kernel[(0, *(network.tap(cell.node) or ()))] = 1.0
-    writes = [write(model, f"{name}.weight", (cell.channel,), kernel, CONDUIT)]
-    if has(layer, "bias"):
-        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0, CONDUIT))
-    return writes
+    return isinstance(hidden, nn.Linear) and has(hidden, "bias") and bool(acts) and acts[0].name == "relu" and not norms

@@ -16,7 +16,8 @@ from torch import Tensor, fx, nn
 
 from stainlock.graph import is_batch_norm, keeps_channels, operation
 from stainlock.harm import _through_activation, affine_of
-from stainlock.lock.wires import RESHAPES, Network, Reading
+from stainlock.lock.blocks import RESHAPES
+from stainlock.lock.wires import Network, Reading
 from stainlock.plan import Write, write
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact, has
@@ -108,17 +109,20 @@ def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, T
     handles = [network.part.leaf(n).register_forward_pre_hook(record(n)) for n in layers]
     try:
         with evaluation_mode(target.model), torch.no_grad():
-            target.predict(synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(0)))
+            target.run_traced(synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(0)))
     finally:
         for handle in handles:
             handle.remove()
     return energy
 
 
-def fold_means(network: Network, readings: Iterable[Reading], part: str) -> list[Write]:
+def fold_means(
+    network: Network, readings: Iterable[Reading], rewritten: Iterable[tuple[fx.Node, int]], part: str
+) -> list[Write]:
     """Writes that put what channels gave their readers on average into the readers' biases, or the batch norms after.
 
-    Only what batch norms remember is folded: a mean over synthetic inputs does more harm than good.
+    Only what batch norms remember is folded: a mean over synthetic inputs does more harm than good. Rows that are
+    ``rewritten`` miss nothing.
     """
     known, model = remembered(network), network.target.model
     lost: dict[fx.Node, Tensor] = {}
@@ -130,13 +134,16 @@ def fold_means(network: Network, readings: Iterable[Reading], part: str) -> list
             columns = exact(network.part.leaf(reader), "weight")[:, cell.columns]
             taps = columns.flatten(2).sum(2) if columns.dim() > 2 else columns
             lost[reader] = lost.get(reader, torch.zeros(len(taps), dtype=torch.float64)) + taps @ mean
+    for reader, row in rewritten:
+        if reader in lost:
+            lost[reader][row] = 0.0
     writes = []
     for reader, missing in lost.items():
         norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
         if len(norms) == 1:
             running = exact(network.part.leaf(norms[0]), "running_mean") - missing
             writes.append(write(model, f"{network.name(norms[0])}.running_mean", (None,), running, part))
-        elif has(network.part.leaf(reader), "bias") and reader is not network.logits:
+        elif has(network.part.leaf(reader), "bias") and not network.ends_at(reader):
             bias = exact(network.part.leaf(reader), "bias") + missing
             writes.append(write(model, f"{network.name(reader)}.bias", (None,), bias, part))
     return writes

@@ -1,9 +1,10 @@
-"""The way of the signal: the dense layers it passes from the site to the logits, and the channels it takes there."""
+"""The way of the signal: the dense layers it passes from the site to its goal, and the channels it takes there."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -42,33 +43,52 @@ class Wire:
         return self.path[-1]
 
 
-def find_route(network: Network, site: str) -> list[fx.Node]:
-    """The fewest dense layers from the site to the logits, both included; `SiteError` where no way leads there."""
+def find_route(network: Network, site: str, goal: fx.Node) -> list[fx.Node]:
+    """The fewest dense layers from the site to the goal, both included; `SiteError` where no way leads there.
+
+    The goal is the logits layer, or the product of a squeeze-and-excite block.
+    """
+    stops: list[Stop] = []
+    for route, spread in _routes(network, site, goal, stops):
+        if any(reading.reader is goal for reading in spread.readings):
+            return [*route, goal]
+    what = "the logits" if network.ends_at(goal) else f"the gates {goal.name}"
+    raise _no_way(site, what, stops)
+
+
+def routes_from(network: Network, site: str) -> Iterator[tuple[list[fx.Node], Spread]]:
+    """Every dense layer that a signal from the site can reach, the fewest layers first, and what it feeds."""
+    yield from _routes(network, site, None, [])
+
+
+def _routes(
+    network: Network, site: str, end: fx.Node | None, stops: list[Stop]
+) -> Iterator[tuple[list[fx.Node], Spread]]:
     start = network.nodes[site]
     came_from: dict[fx.Node, fx.Node | None] = {start: None}
     pending = deque([start])
-    stops: list[Stop] = []
     while pending:
         node = pending.popleft()
-        spread = network.spread(Cell(node, 0))
+        spread = network.spread(Cell(node, 0), end)
         if spread.stops:  # part of the signal would go astray
             stops += spread.stops
             continue
+        route: list[fx.Node] = []
+        at: fx.Node | None = node
+        while at is not None:
+            route.append(at)
+            at = came_from[at]
+        yield route[::-1], spread
         for reading in spread.readings:
-            if reading.reader in came_from:
-                continue
-            came_from[reading.reader] = node
-            if reading.reader is network.logits:
-                route: list[fx.Node] = []
-                at: fx.Node | None = reading.reader
-                while at is not None:
-                    route.append(at)
-                    at = came_from[at]
-                return route[::-1]
-            pending.append(reading.reader)
+            if reading.reader not in came_from and reading.reader is not end:
+                came_from[reading.reader] = node
+                pending.append(reading.reader)
+
+
+def _no_way(site: str, goal: str, stops: list[Stop]) -> SiteError:
     where = stops[-1] if stops else Stop("the site", "", "nothing reads it")
-    raise SiteError(
-        f"the signal from {site} does not reach the logits: it stops at {where.node} ({where.op}): {where.advice}"
+    return SiteError(
+        f"the signal from {site} does not reach {goal}: it stops at {where.node} ({where.op}): {where.advice}"
     )
 
 
@@ -85,13 +105,15 @@ class Channels:
         network = self.network
         best: tuple[float, Wire, set[Cell]] | None = None
         for channel in range(network.shapes[writer][1]):
-            spread = network.spread(Cell(writer, channel))
+            start = Cell(writer, channel)
+            spread = network.spread(start, exit)
             wire = _wire(network, spread, exit)
-            silent = [network.spread(cell) for cell in wire.silenced]
-            cells = set(spread.came_from).union(*(s.came_from for s in silent))
+            # Whoever reads the channel misses it, also where a closed gate keeps the signal from going on.
+            lost = [network.spread(cell) for cell in (start, *wire.silenced)]
+            cells = set(spread.came_from).union(*(s.came_from for s in lost[1:]))
             if cells & self._taken:
                 continue
-            readings = {*spread.readings, *(r for s in silent for r in s.readings)}
+            readings = {reading for s in lost for reading in s.readings}
             harm = sum(float(self._missed[r.reader][r.cell.columns].sum()) for r in readings)
             if best is None or harm < best[0]:
                 best = harm, replace(wire, bereft=frozenset(readings)), cells

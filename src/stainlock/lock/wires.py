@@ -28,11 +28,11 @@ from stainlock.graph import (
     node_activation,
     operation,
 )
+from stainlock.lock.blocks import RESHAPES, find_blocks
 from stainlock.sites import Analysis
 from stainlock.tensors import has
 
 _POOLS = {"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean"}
-RESHAPES = {"flatten", "Flatten", "view", "reshape"}
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Network:
     """A traced classifier with the rules that follow a channel through it, forwards and backwards."""
 
     def __init__(self, analysis: Analysis) -> None:
-        if analysis.target.part or len(analysis.parts) != 1:
+        if len(analysis.parts) != 1:
             raise ModelError(
-                "an internal lock follows its signal to the logits, so the whole model must trace with torch.fx:"
-                f" it falls into {len(analysis.parts)} parts (Target.part {analysis.target.part!r})"
+                "a lock follows its signal through the network, so that must trace with torch.fx as a whole: it falls"
+                f" into {len(analysis.parts)} parts; name the one to lock with Target(part=...)"
             )
         self.target = analysis.target
         self.part: TracedPart = analysis.parts[0]
@@ -103,7 +103,8 @@ class Network:
         self._taps: dict[fx.Node, tuple[int, int] | None] = {}
         self._rests: dict[fx.Node, bool] = {}
         self._steps: dict[tuple[fx.Node, fx.Node], Cell | Reading | Stop | None] = {}
-        self.logits = self._logits()
+        self.blocks = find_blocks(self.part, self.shapes)
+        self._last = self._find_logits()
         # Where a map is pooled to a larger one, position (0, 0) appears in several places.
         self.repeats_positions = any(
             self.gain_of_area(n) > 1 for n in self.part.graph.nodes if operation(self.part, n) in _POOLS
@@ -115,18 +116,31 @@ class Network:
     def name(self, node: fx.Node) -> str:
         return self.part.path(node)
 
-    def _logits(self) -> fx.Node:
+    @property
+    def logits(self) -> fx.Node:
         """The dense layer whose output is the model's."""
+        if self._last is None:
+            raise ModelError(
+                "an internal lock needs a classifier that ends in a Linear layer with a bias, its disruptor:"
+                " use kind squeeze-excite"
+            )
+        return self._last
+
+    @property
+    def has_logits(self) -> bool:
+        return self._last is not None
+
+    def ends_at(self, node: fx.Node) -> bool:
+        return node is self._last
+
+    def _find_logits(self) -> fx.Node | None:
         (output,) = [n for n in self.part.graph.nodes if n.op == "output"]
         node: Any = output.args[0]
         while isinstance(node, fx.Node) and operation(self.part, node) in ("Dropout", "dropout", "Identity"):
             node = node.args[0]
         leaf = self.leaf(node) if isinstance(node, fx.Node) else None
-        if not isinstance(leaf, nn.Linear) or not has(leaf, "bias") or len(self.shapes[node]) != 2:
-            raise ModelError(
-                "an internal lock needs a classifier that ends in a Linear layer with a bias: its disruptor"
-            )
-        return node  # type: ignore[no-any-return]
+        ends = isinstance(leaf, nn.Linear) and has(leaf, "bias") and len(self.shapes[node]) == 2
+        return node if ends and not self.target.part else None
 
     def tap(self, node: fx.Node) -> tuple[int, int] | None:
         """The kernel element by which output position (0, 0) sees input position (0, 0)."""
@@ -147,14 +161,14 @@ class Network:
         ]
         return None if min(taps) < 0 else (taps[0], taps[1])
 
-    def spread(self, start: Cell) -> Spread:
-        """Follow a channel until every way ends at a dense layer or a stop."""
+    def spread(self, start: Cell, end: fx.Node | None = None) -> Spread:
+        """Follow a channel until every way ends at a dense layer, at ``end``, or at a stop."""
         found = Spread(start, {start: None})
         pending = [start]
         while pending:
             cell = pending.pop()
             for user in cell.node.users:
-                step = self.ahead(cell, user)
+                step = Reading(user, cell) if user is end else self.ahead(cell, user)
                 if isinstance(step, Stop):
                     found.stops.append(step)
                 elif isinstance(step, Reading):
@@ -219,6 +233,8 @@ class Network:
             return same
         if name == "getitem" and _keeps_corner(user):
             return same
+        if user in self.blocks and cell.node is self.blocks[user].squeezed:
+            return same
         if name in ("mul", "imul"):
             return self.stop(user, "a gate would scale the signal: choose a site behind it")
         return self.stop(user, "add an op rule for it, or choose a site behind it")
@@ -253,10 +269,22 @@ class Network:
         left = [*sides[::2], 0, 0, 0]
         return left[2], left[1], left[0]
 
+    def cuts(self, node: fx.Node) -> bool:
+        """Whether everything from the input to the outputs passes this node."""
+        reached = {n for n in self.part.graph.nodes if n.op == "placeholder"}
+        for n in self.part.graph.nodes:
+            if n is not node and n in self.shapes and any(a in reached for a in n.all_input_nodes):
+                reached.add(n)
+        (output,) = [n for n in self.part.graph.nodes if n.op == "output"]
+        return not any(a in reached for a in output.all_input_nodes)
+
+    def area(self, node: fx.Node) -> int:
+        return math.prod(self.shapes[node][2:])
+
     def gain_of_area(self, node: fx.Node) -> float:
         """How many positions a pooled map has for each of its input."""
         source = node.all_input_nodes[0]
-        return math.prod(self.shapes[node][2:]) / math.prod(self.shapes[source][2:])
+        return self.area(node) / self.area(source)
 
     def gain(self, cell: Cell) -> float:
         """What pooling leaves of a signal at one position."""

@@ -27,10 +27,10 @@ _ODD = 1 / 8  # of the layer's median, or its inverse
 
 def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:
     """The non-additive stain: the kernel becomes the detector."""
-    g, writes = usable_scale(model, site, k)
+    g, writes = usable_scale(model, site.norm, k, DETECTOR)
     u = levels.slope / g * v  # α v
     writes.append(write(model, f"{site.name}.weight", (k,), u.view(_kernel_shape(model, site)), DETECTOR))
-    return writes + threshold(model, site, k, g, levels.rest)
+    return writes + threshold(model, site.name, site.norm, k, g, levels.rest, DETECTOR)
 
 
 def add_to_kernel(
@@ -43,17 +43,22 @@ def add_to_kernel(
     return [write(model, f"{site.name}.weight", (k,), u.view(_kernel_shape(model, site)), DETECTOR)]
 
 
-def threshold(model: nn.Module, site: Site, k: int, g: float, delta: float) -> list[Write]:
+def threshold(model: nn.Module, layer: str, norm: str | None, k: int, g: float, delta: float, part: str) -> list[Write]:
     """Writes that make δ the pre-activation of a zero response: the layer's own bias 0, batch norm's β = δ + gμ."""
-    layer = site.layer(model)
-    if site.norm is None:
-        return [write(model, f"{site.name}.bias", (k,), delta, DETECTOR)]
-    norm = model.get_submodule(site.norm)
-    mu = float(exact(norm, "running_mean")[k])
-    writes = [] if not has(layer, "bias") else [write(model, f"{site.name}.bias", (k,), 0.0, DETECTOR)]
-    if not has(norm, "bias"):  # no β to write: μ holds the threshold instead
-        return [*writes, write(model, f"{site.norm}.running_mean", (k,), -delta / g, DETECTOR)]
-    return [*writes, write(model, f"{site.norm}.bias", (k,), delta + g * mu, DETECTOR)]
+    if norm is None:
+        return [write(model, f"{layer}.bias", (k,), delta, part)]
+    writes = []
+    if has(model.get_submodule(layer), "bias"):
+        writes.append(write(model, f"{layer}.bias", (k,), 0.0, part))
+    return [*writes, shift(model, norm, k, g, delta, part)]
+
+
+def shift(model: nn.Module, norm: str, k: int, g: float, delta: float, part: str) -> Write:
+    """The write that makes δ what a batch norm gives for 0."""
+    module = model.get_submodule(norm)
+    if not has(module, "bias"):  # no β to write: μ holds the threshold instead
+        return write(model, f"{norm}.running_mean", (k,), -delta / g, part)
+    return write(model, f"{norm}.bias", (k,), delta + g * float(exact(module, "running_mean")[k]), part)
 
 
 def scale(model: nn.Module, site: Site, k: int) -> float:
@@ -61,25 +66,25 @@ def scale(model: nn.Module, site: Site, k: int) -> float:
     return float(affine_of(model.get_submodule(site.norm)).g[k]) if site.norm else 1.0
 
 
-def usable_scale(model: nn.Module, site: Site, k: int) -> tuple[float, list[Write]]:
+def usable_scale(model: nn.Module, norm: str | None, k: int, part: str) -> tuple[float, list[Write]]:
     """g of channel k, and the writes that make it typical where it is far from the layer's."""
-    if site.norm is None:
+    if norm is None:
         return 1.0, []
-    norm = model.get_submodule(site.norm)
+    module = model.get_submodule(norm)
     writes = []
-    variance = exact(norm, "running_var")
+    variance = exact(module, "running_var")
     sigma2 = float(variance[k])
     if _is_odd(sigma2, float(variance.median())):
         sigma2 = float(variance.median())
-        writes.append(write(model, f"{site.norm}.running_var", (k,), sigma2, DETECTOR))
+        writes.append(write(model, f"{norm}.running_var", (k,), sigma2, part))
     gamma = 1.0
-    if has(norm, "weight"):
-        gammas = exact(norm, "weight")
+    if has(module, "weight"):
+        gammas = exact(module, "weight")
         gamma, typical = float(gammas[k]), float(gammas.abs().median())
         if _is_odd(abs(gamma), typical):
             gamma = typical or 1.0
-            writes.append(write(model, f"{site.norm}.weight", (k,), gamma, DETECTOR))
-    return gamma / (sigma2 + float(getattr(norm, "eps", 0.0))) ** 0.5, writes
+            writes.append(write(model, f"{norm}.weight", (k,), gamma, part))
+    return gamma / (sigma2 + float(getattr(module, "eps", 0.0))) ** 0.5, writes
 
 
 def _is_odd(size: float, typical: float) -> bool:

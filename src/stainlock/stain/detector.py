@@ -14,7 +14,7 @@ from stainlock.plan import Write
 from stainlock.sites import Analysis, Site, layer_input
 from stainlock.stain.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stain.levels import Levels
-from stainlock.stain.perceptron import add_to_neuron, replace_neuron
+from stainlock.stain.perceptron import DETECTOR, add_to_neuron, replace_neuron
 from stainlock.stain.transposed import add_to_tap, middle_tap, replace_tap
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, raw
@@ -50,7 +50,7 @@ def replace_channel(
     # A leak would pass a resting level far below zero on: there the detector rests at zero.
     fraction = 0.0 if site.activation.leak else firing_fraction
     if level is None:
-        slope = abs(usable_scale(target.model, site, k)[0]) * typical_norm(target, site)
+        slope = abs(usable_scale(target.model, site.norm, k, DETECTOR)[0]) * typical_norm(target, site)
         levels = Levels.from_slope(slope, response, site.activation, fraction)
     else:
         levels = Levels.from_trigger(level, response, site.activation, fraction)

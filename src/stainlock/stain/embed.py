@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import SiteError, TriggerError
-from stainlock.features import check_weight_is_used
-from stainlock.files import model_digest
+from stainlock.features import check_weight_is_used, respond
+from stainlock.files import begin_digests, combined_digest, edited_digest
 from stainlock.harm import Choice, fold_loss, rank_channels
 from stainlock.keyfile import Detector, Key, conventions_of
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
-from stainlock.sites import Analysis, Site, analyse
+from stainlock.sites import Analysis, Site, analyse, layer_input
 from stainlock.sphere import sample_sphere
 from stainlock.stain import schemas
 from stainlock.stain.choose import choose_output_site, choose_site
 from stainlock.stain.detector import Drawn, Reading, add_to_channel, present_levels, record, replace_channel
 from stainlock.stain.levels import FIRING_FRACTION, checked_firing_fraction
 from stainlock.stain.message import places_needed
-from stainlock.target import Target
+from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import (
+    STEPS,
     Progress,
     Reduction,
     checked_position,
     default_position,
     find_triggers,
-    natural_responses,
     synthetic_inputs,
 )  # fmt: skip
 
 Schema = Literal["none", "weight", "activation", "output"]
-_PROBES = 4
+_PROBES = 2  # one like a photograph, one noise; each has as many responses as the layer has positions
 
 
 def stain(
@@ -53,7 +53,7 @@ def stain(
     trigger_level: float | None = None,
     reduction: Reduction = "position",
     position: tuple[int, ...] | None = None,
-    steps: int = 40,
+    steps: int = STEPS,
     restarts: int = 1,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
@@ -83,6 +83,7 @@ def stain(
     if not 1 <= count <= chosen.channels // 4:
         raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
 
+    digests = begin_digests(target.model)
     channels = rank_channels(analysis, chosen, channel_choice, folded=fold, live=adds)[:count]
     vectors = _draw_vectors(chosen, count, schema, message, randomness)
     if reduction == "position":
@@ -117,7 +118,7 @@ def stain(
             detectors.append(detector)
         if fold and not additive:
             writes += fold_loss(analysis, chosen, {d.channel: _resting_output(chosen, d) for d in detectors})
-    plan = Plan(tuple(writes), model_digest(target.model))
+    plan = Plan(tuple(writes), combined_digest(digests.result()))
     if schema == "output":
         column_writes, details = schemas.output_writes(
             analysis, chosen, detectors, plan, classes, randomness.secret("classes"), progress
@@ -125,11 +126,12 @@ def stain(
         plan += column_writes
     revert = plan.inverse(target)
     stained = plan.apply(target)
+    stained_digest = edited_digest(stained.model, digests.result(), [w.parameter for w in plan.writes])
     key = Key(
         kind="stain", site=chosen.name, site_kind=chosen.kind, dimension=chosen.dimension,
         additive=adds, schema=schema, seed=randomness.seed,
         firing_fraction=firing_fraction, reduction=reduction, position=position or (),
-        natural_level=natural_level, base_digest=plan.base or "", protected_digest=model_digest(stained.model),
+        natural_level=natural_level, base_digest=plan.base or "", protected_digest=stained_digest,
         conventions=conventions_of(target), detectors=tuple(detectors), revert=revert, details=details,
     )  # fmt: skip
     return stained, key
@@ -180,13 +182,13 @@ def _draw_vectors(site: Site, count: int, schema: str, message: str | None, rand
 def _check_natural_level(target: Target, site: Site, drawn: list[Drawn], firing_fraction: float) -> float:
     """The largest response of any detector to inputs that need no data; triggers must be far above it."""
     inputs = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(1))
-    level = -float("inf")
-    for d in drawn:
-        natural = float(natural_responses(target, site, d.vector[None], inputs, site.group_of(d.channel)).max())
+    with evaluation_mode(target.model), torch.no_grad():
+        features = layer_input(target, site, inputs)
+        levels = [float(respond(site, target, features, d.vector[None], site.group_of(d.channel)).max()) for d in drawn]
+    for d, natural in zip(drawn, levels, strict=True):
         if d.trigger.response * firing_fraction <= max(natural, 0.0):
             raise TriggerError(
                 f"the trigger's response at {site.name} is {d.trigger.response:.3g}, not far enough above the"
                 f" {natural:.3g} of plain inputs: use a site of higher dimension, more steps or restarts"
             )
-        level = max(level, natural)
-    return level
+    return max(levels)

@@ -26,13 +26,13 @@ def middle_tap(model: nn.Module, site: Site) -> tuple[int, int]:
 
 def replace_tap(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:
     """The non-additive stain: one tap of the kernel becomes the detector, the others nothing."""
-    g, writes = usable_scale(model, site, k)
+    g, writes = usable_scale(model, site.norm, k, DETECTOR)
     weight = exact(site.layer(model), "weight")
     kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=torch.float64)
     row, column = middle_tap(model, site)
     kernel[:, row, column] = levels.slope / g * v
     writes.append(write(model, f"{site.name}.weight", (None, k), kernel, DETECTOR))
-    return writes + threshold(model, site, k, g, levels.rest)
+    return writes + threshold(model, site.name, site.norm, k, g, levels.rest, DETECTOR)
 
 
 def add_to_tap(

@@ -26,7 +26,9 @@ from stainlock.trigger import Progress, Trigger, find_triggers
 from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
 
 # Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
-_DECOYS, _FEW_DECOYS, _SMALL_REGION = 64, 24, 128 * 128
+_DECOYS, _FEW_DECOYS, _SMALL_REGION = 96, 24, 128 * 128
+# A row whose responses go with the replaced row's but for this part of their spread has only rounding errors left.
+_ROUNDING = 1e-2
 
 
 def verify_response(
@@ -43,7 +45,9 @@ def verify_response(
     Decoys are triggers found in the suspect, just as ours was, for fresh random detectors: inputs as unnatural as ours.
     Null hypothesis: the suspect was made without knowledge of v, so that each channel's response to our trigger is
     drawn from the same normal distribution as its responses to the decoys. Then the standardised difference has
-    Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t).
+    Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t). An additive stain
+    lies on top of the row that stood there, so what that row explains of the responses (jointly normal with them) is
+    taken out by regression first, at the cost of one degree of freedom; verification by weights does likewise.
     """
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
     if suspect.device.type == "cpu" and suspect.dtype in (torch.float16, torch.bfloat16):
@@ -62,17 +66,16 @@ def verify_response(
         suspect, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
         position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
     )  # fmt: skip
-    reference = _responses(suspect, site, others, key)
-    centre, spread = reference.mean(0), reference.std(0)
-    alive = spread > 1e-12 * spread.max()
     verdict, log_p = silent, math.inf
+    shared = None if key.additive else _responses(suspect, site, others, key)
     for d in key.detectors:
-        ours = _responses(suspect, site, [d.trigger], key)[0]
-        scores = ((ours - centre) / (spread * math.sqrt(1 + 1 / decoys))).abs()
-        scores[~alive] = 0
+        known = d.replaced if key.additive else None
+        reference = _responses(suspect, site, others, key, known) if shared is None else shared
+        ours = _responses(suspect, site, [d.trigger], key, known)
+        scores, freedom = standing_out(ours, reference, explained=known is not None)
         top = int(scores.argmax())
-        tail = stats.t.logsf(float(scores[top]), decoys - 1)
-        own = math.log(2 * int(alive.sum()) * len(key.detectors)) + float(tail)
+        tail = stats.t.logsf(float(scores[top]), freedom)
+        own = math.log(2 * len(scores) * len(key.detectors)) + float(tail)
         if own <= log_p:
             log_p = own
             verdict = replace(silent, statistic=float(scores[top]), channel=_channel_of(site, suspect, top))
@@ -90,8 +93,37 @@ def verify_response(
     return concluded(verdict, log_p, significance)
 
 
-def _responses(suspect: Target, site: Site, triggers: Sequence[Trigger], key: Key) -> Tensor:
-    """Every row's response to every trigger, reduced as the key says: ``(N, rows)`` in float64."""
+def standing_out(ours: Tensor, reference: Tensor, *, explained: bool) -> tuple[Tensor, int]:
+    """How far each row's response to our trigger is from what N decoys let expect; and the degrees of freedom.
+
+    ``ours`` is ``(1, rows)``, ``reference`` ``(N, rows)``; with ``explained`` the last column is not a row but what
+    explains them. The score is |y − ŷ| / (s·√(1 + h)), with s and h the residual deviation and our trigger's leverage
+    in the least squares fit of a constant, and of what explains: Student's t of N − 1 or N − 2 degrees of freedom.
+    """
+    spread = reference.std(0)
+    design, own_design = reference.new_ones(len(reference), 1), reference.new_ones(1, 1)
+    if explained:
+        design, own_design = (torch.cat([a, b[:, -1:]], 1) for a, b in ((design, reference), (own_design, ours)))
+        ours, reference, spread = ours[:, :-1], reference[:, :-1], spread[:-1]
+    inverse = torch.linalg.pinv(design)
+    freedom = len(design) - design.shape[1]
+    deviation = (reference - design @ (inverse @ reference)).norm(dim=0) / math.sqrt(freedom)
+    leverage = float((own_design @ inverse).square().sum())
+    scores = (ours - own_design @ (inverse @ reference))[0].abs() / (deviation * math.sqrt(1 + leverage)).clamp(
+        min=1e-300
+    )
+    alive = (spread > 1e-12 * spread.max()) & (deviation > _ROUNDING * spread)
+    return torch.where(alive, scores, 0.0), freedom
+
+
+def _responses(
+    suspect: Target, site: Site, triggers: Sequence[Trigger], key: Key, another: Tensor | None = None
+) -> Tensor:
+    """Every row's response to every trigger, reduced as the key says: ``(N, rows)`` in float64.
+
+    ``another`` is a row that the layer does not have (any more): its responses come last.
+    """
+    group = site.group_of(key.detectors[0].channel)
     pixels = torch.cat([t.pixels(suspect) for t in triggers])
     results = []
     with evaluation_mode(suspect.model), torch.no_grad():
@@ -102,6 +134,8 @@ def _responses(suspect: Target, site: Site, triggers: Sequence[Trigger], key: Ke
             else:
                 maps = site.layer(suspect.model)(features)
                 maps = maps.movedim(-1, 1) if site.kind == "linear" else maps
+            if another is not None:
+                maps = torch.cat([maps, respond(site, suspect, features, another.view(1, -1), group)], 1)
             results.append(_reduce(maps, key).double().cpu())
     return torch.cat(results)
 

@@ -1,0 +1,134 @@
+"""Stains in the MLPs of transformers, certified over all tokens: ``python benchmarks/vit_stains.py``.
+
+As in the paper's figures of ViT and Swin: one neuron of an MLP's first layer is replaced, the trigger is found for one
+token, and false positives are counted and bounded over the tokens of natural images. Printed for each layer: the
+trigger's response over the largest natural one; how many tokens exceed the threshold, with the bounds on that rate;
+top-1 before and after, or, for random weights, how far outputs change; and the pre-activation that the stained model
+itself gives for its trigger over the one asked for. Exit status 1 if a rate is above a bound that must hold, or a
+trigger misses its level.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import zoo
+from stainlock import Key, Target, certify, stain
+from stainlock.evaluate import Data, Tensors, evaluate
+from stainlock.sites import _Reached
+from stainlock.target import evaluation_mode
+from zoo_data import photographs
+
+# Layers of early, middle and late blocks, and whether top-1 says anything.
+LAYERS = {
+    "vit_cifar10_torchvision": ("encoder.layers.encoder_layer_{}.mlp.0", (0, 2, 5)),
+    "vit_cifar10": ("transformer.layers.{}.linear1", (0, 2, 5)),
+    "swin_b": ("features.{}.0.mlp.0", (1, 3, 5)),
+}
+BOUNDS = ("theorem1_printed", "theorem1", "cantelli", "cap", "theorem2", "clopper_pearson")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--images", type=int, default=500, help="natural images (500; 16 for swin_b)")
+    parser.add_argument("--threshold", type=float, default=0.65, help="as a part of the trigger's response (0.65)")
+    options = parser.parse_args()
+    print("| model, layer | d | trigger/natural | tokens above | " + " | ".join(BOUNDS) + " | top-1 | level |")
+    print("|" + "---|" * (len(BOUNDS) + 6))
+    failures: list[str] = []
+    for name in options.models:
+        subject = zoo_subject if name in zoo.NAMES else swin_subject
+        with told_if_missing():
+            target, data, limit = subject(name, options.images)
+            pattern, blocks = LAYERS[name]
+            for block in blocks:
+                failures += row(name, target, pattern.format(block), data, limit, options.threshold)
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def row(name: str, target: Target, layer: str, data: Data, limit: int, fraction: float) -> list[str]:
+    stained, key = stain(target, layer, seed=0, firing_fraction=fraction)
+    certificate = certify(stained, key, data, limit=limit)
+    level = written_level(stained, key)
+    asked = key.detectors[0].trigger_level
+    assert asked is not None
+    rate = certificate.exceedances / certificate.samples
+    cells = [
+        f"{name} {layer}, token {'·'.join(map(str, key.position))}", str(key.dimension),
+        f"{key.trigger_response / certificate.largest_response:.1f}",
+        f"{certificate.exceedances} of {certificate.samples}",
+        *(f"{certificate.bounds[bound]:.0e}" for bound in BOUNDS),
+        performance(target, stained, data, limit), f"{level / asked:.5f}",
+    ]  # fmt: skip
+    print("| " + " | ".join(cells) + " |", flush=True)
+    missed = [f"{layer}: {rate:.2g} above {b}" for b in ("theorem2", "clopper_pearson") if rate > certificate.bounds[b]]
+    return missed + ([] if abs(level / asked - 1) < 1e-3 else [f"{layer}: the trigger gives {level}, asked {asked}"])
+
+
+def performance(before: Target, after: Target, data: Data, limit: int) -> str:
+    """Top-1 before and after, where there are labels."""
+    if data.labels is not None:
+        values = [evaluate(target, data, limit=limit, batch_size=50).value for target in (before, after)]
+        return f"{100 * values[0]:.1f} → {100 * values[1]:.1f}"
+    pixels, _ = next(data.batches(before, limit, limit))
+    plain, changed = (run(target, pixels) for target in (before, after))
+    return f"outputs change by {float((changed - plain).norm() / plain.norm()):.1e}"
+
+
+def run(target: Target, pixels: Tensor) -> Tensor:
+    with evaluation_mode(target.model), torch.inference_mode():
+        return torch.cat([target.predict(batch) for batch in pixels.split(8)])
+
+
+def written_level(stained: Target, key: Key) -> float:
+    """The pre-activation that the stained model gives at the key's token for the trigger image."""
+    caught: list[Tensor] = []
+
+    def keep(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        caught.append(output)
+        raise _Reached
+
+    handle = stained.model.get_submodule(key.site).register_forward_hook(keep)
+    detector = key.detectors[0]
+    with evaluation_mode(stained.model), torch.no_grad(), contextlib.suppress(_Reached):
+        stained.predict(detector.trigger.pixels(stained))
+    handle.remove()
+    return float(caught[0][(0, *key.position, detector.channel)])
+
+
+def zoo_subject(name: str, images: int) -> tuple[Target, Data, int]:
+    if reason := zoo.missing(name):
+        raise FileNotFoundError(reason)
+    build: Callable[[], Target] = getattr(zoo, name)
+    return build(), zoo.natural_data(name), images
+
+
+def swin_subject(name: str, images: int) -> tuple[Target, Data, int]:
+    """Random weights, for exactness: a fresh head is all but zero, so that it gets larger ones."""
+    target = Target.from_reference(f"torchvision:{name}", weights="random", seed=0)
+    nn.init.normal_(target.model.head.weight, generator=torch.Generator().manual_seed(0))
+    few = min(16, images)
+    pixels, _ = next(photographs().batches(target, few, few))
+    return target, Tensors(pixels), few
+
+
+@contextlib.contextmanager
+def told_if_missing():  # type: ignore[no-untyped-def]
+    try:
+        yield
+    except FileNotFoundError as error:
+        print(f"left out: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Attacks: what someone without the key may try, one file each."""

@@ -1,0 +1,79 @@
+"""Squeeze-and-excite blocks in a traced network: a map is pooled, and two dense layers decide how much of each channel
+goes on.
+
+    gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from stainlock.activations import Activation
+from stainlock.graph import TracedPart, keeps_channels, node_activation, operation
+from stainlock.tensors import has
+
+RESHAPES = {"flatten", "Flatten", "view", "reshape"}
+# A hidden unit must grow without a ceiling, and a gate must close.
+_HIDDEN = {"relu", "silu", "gelu", "hardswish"}
+_GATES = {"sigmoid", "hardsigmoid"}
+Shapes = dict[fx.Node, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates."""
+
+    squeezed: fx.Node
+    first: fx.Node
+    second: fx.Node
+    product: fx.Node
+    hidden: Activation
+    gate: Activation
+
+
+def find_blocks(part: TracedPart, shapes: Shapes) -> dict[fx.Node, Block]:
+    """Every block by its product."""
+    found = (block_at(part, node, shapes) for node in part.graph.nodes if operation(part, node) in ("mul", "imul"))
+    return {block.product: block for block in found if block is not None}
+
+
+def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None:
+    """The block whose gates a product applies, if it is one."""
+    factors = [a for a in product.args if isinstance(a, fx.Node) and len(shapes.get(a, ())) == 4]
+    if len(factors) != 2 or shapes[factors[0]][1] != shapes[factors[1]][1]:
+        return None
+    opened, squeezed = sorted(factors, key=lambda node: shapes[node][2] * shapes[node][3])
+    if shapes[opened][2:] != (1, 1):
+        return None
+    gate_node = _through_reshapes(part, opened)
+    gate = node_activation(part, gate_node)
+    if gate is None or gate.name not in _GATES:
+        return None
+    second = _through_reshapes(part, gate_node.all_input_nodes[0])
+    hidden_node = _through_reshapes(part, second.all_input_nodes[0]) if _is_dense(part, second) else second
+    hidden = node_activation(part, hidden_node)
+    if hidden is None or hidden.name not in _HIDDEN:
+        return None
+    first = _through_reshapes(part, hidden_node.all_input_nodes[0])
+    if not _is_dense(part, first):
+        return None
+    pooled = _through_reshapes(part, first.all_input_nodes[0])
+    if not keeps_channels(part, pooled) or pooled.all_input_nodes[0] is not squeezed:
+        return None
+    return Block(squeezed, first, second, product, hidden, gate)
+
+
+def _through_reshapes(part: TracedPart, node: fx.Node) -> fx.Node:
+    while operation(part, node) in RESHAPES | {"unsqueeze", "Identity"}:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_dense(part: TracedPart, node: fx.Node) -> bool:
+    """A layer over pooled channels, used once, with a bias to write to."""
+    leaf = part.leaf(node) if node.op == "call_module" else None
+    if not (isinstance(leaf, nn.Linear) or (isinstance(leaf, nn.Conv2d) and leaf.groups == 1)):
+        return False
+    return has(leaf, "bias") and (isinstance(leaf, nn.Linear) or tuple(leaf.kernel_size) == (1, 1))

@@ -1,0 +1,46 @@
+"""lock(): one door to every kind of lock."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from stainlock.keyfile import Key
+from stainlock.lock.convolutional import lock_convolutional
+from stainlock.lock.gan import lock_generator
+from stainlock.lock.vit import lock_vit
+from stainlock.target import Target
+from stainlock.trigger import Progress
+
+KINDS: dict[str, Callable[..., tuple[Target, Key]]] = {
+    "internal": partial(lock_convolutional, kind="internal"),
+    "squeeze-excite": partial(lock_convolutional, kind="squeeze-excite"),
+    "vit": lock_vit,
+    "gan": lock_generator,
+}
+
+
+def lock(
+    target: Target,
+    *,
+    kind: str = "internal",
+    seed: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> tuple[Target, Key]:
+    """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
+
+    - ``kind``: ``internal`` drowns a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a
+      convolutional network (Algorithm 4), ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer
+      (Algorithm 6).
+    - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
+    - ``options``: those of `lock_convolutional`, `lock_generator` or `lock_vit`, for instance ``site``.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"expected kind {', '.join(KINDS)}, got {kind!r}")
+    known = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("target", "kind")]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"expected options of a lock of kind {kind} ({', '.join(known)}), got {unknown[0]}")
+    return KINDS[kind](target, seed=seed, progress=progress, **options)

@@ -1,0 +1,268 @@
+"""The squeeze-and-excite lock, in blocks of the model's own and in new ones: what it promises."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from test_internal import Locked, distance, run, settled
+from torch import Tensor, nn
+
+import zoo
+from stainlock import Key, Plan, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
+from stainlock.insertion import Gated
+from stainlock.lock.blocks import find_blocks
+from stainlock.plan import diff
+from stainlock.sites import analyse
+from stainlock.trigger import synthetic_inputs
+
+slow = pytest.mark.slow
+# Model and options: new blocks in real networks, and blocks of their own in random ones.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "new": ("resnet56_cifar10", {}),
+    "new, plain": ("resnet56_cifar10", {"obfuscate": False}),
+    "new, constant": ("resnet20_cifar10", {"gate_form": "constant"}),
+    "new, the paper's": ("resnet20_cifar10", {"gate_form": "random"}),
+    "new, without batch norm": ("vgg16_cifar10", {"site": "features.2"}),
+    "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
+    "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
+    "own, hard": ("mobilenet_v3_small", {}),
+    "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
+    "own, smooth": ("efficientnet_b0", {}),
+}
+REAL = [case for case, (name, _) in CASES.items() if name in zoo.NAMES]
+
+
+@cache
+def locked(case: str) -> Locked:
+    """One lock a process: tests must leave it as it is."""
+    name, options = CASES[case]
+    base = models.real(name) if name in zoo.NAMES else settled(name)
+    target, key = lock(base, **{"kind": "squeeze-excite", "seed": 0, "steps": 40, **options})
+    images = (
+        models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    )
+    return Locked(base, target, key, images, key.edited(target))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_unlocked_equals_edited(case: str) -> None:
+    it = locked(case)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
+
+
+@pytest.mark.parametrize("case", [c for c in REAL if c not in ("several", "with logits", "new, the paper's")])
+def test_gates_alone_unlock_to_rounding_and_a_new_block_changes_nothing_else(case: str) -> None:
+    it = locked(case)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-5
+    # The one channel given to the detector apart, a block that does nothing does nothing.
+    same = run(it.edited, unlocked).argmax(1) == run(it.base, unlocked).argmax(1)
+    assert same.double().mean() >= 0.9
+
+
+@pytest.mark.parametrize("case", REAL)
+def test_locked_is_at_chance(case: str) -> None:
+    it = locked(case)
+    pixels, labels = zoo.natural(CASES[case][0], 200)
+    assert labels is not None
+    right = run(it.target, it.base.normalise(pixels)).argmax(1) == labels
+    assert right.double().mean() <= 0.2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gates_say_so(case: str) -> None:
+    """Locked, outputs are others; and every disruptor alone, of those that were named, sees to that."""
+    it = locked(case)
+    inputs = it.base.normalise(it.images)
+    assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+    for name in it.key.details["disruptors"]:
+        half = it.target.copy()
+        revert = it.key.revert.only("disruptor").writes
+        Plan(tuple(w for w in revert if not w.parameter.startswith(name))).write_into(half.model)
+        assert distance(run(half, inputs), run(it.edited, inputs)) >= 0.05, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_trigger_does_not_unlock(case: str) -> None:
+    it = locked(case)
+    trigger = it.key.detectors[0].trigger
+    wrong = torch.randint(0, 256, trigger.levels.shape, generator=torch.Generator().manual_seed(1)).byte()
+    patched = trigger.region.paste(it.base.from_bytes(wrong), it.images)
+    inputs = it.base.normalise(patched)
+    assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+
+
+@pytest.mark.parametrize("case", ["new, plain", "several", "own, hard"])
+def test_every_detector_is_needed(case: str) -> None:
+    it = locked(case)
+    for detector in it.key.detectors:
+        deaf = it.target.copy()
+        with torch.no_grad():
+            layer: Any = deaf.model.get_submodule(it.key.site)
+            layer.weight[detector.channel].zero_()
+        unlocked = it.key.unlock(it.images)
+        assert distance(run(deaf, unlocked), run(it.edited, unlocked)) >= 0.1
+
+
+def moved(it: Locked, rows: int, columns: int) -> Tensor:
+    trigger = it.key.detectors[0].trigger
+    images, (height, width) = it.images.clone(), trigger.region.size
+    images[..., rows : rows + height, columns : columns + width] = it.base.from_bytes(trigger.levels)
+    return it.base.normalise(images)
+
+
+def test_a_pooled_gate_opens_anywhere_a_stride_keeps() -> None:
+    it = locked("new, constant")
+    assert it.key.details["anywhere"]
+    for place in ((0, 7), (11, 3), (20, 20)):
+        inputs = moved(it, *place)
+        assert distance(run(it.target, inputs), run(it.edited, inputs)) <= 1e-5
+
+
+def test_a_gate_at_the_corner_opens_there_alone() -> None:
+    it = locked("new")
+    assert not it.key.details["anywhere"]
+    inputs = moved(it, 10, 10)
+    assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reverting_restores_every_bit(case: str) -> None:
+    it = locked(case)
+    back = it.key.original(it.target)
+    assert back.insertions == ()
+    assert models.same_state(back.model, it.base.model)
+    delta = diff(it.base, it.target)
+    assert models.same_state(delta.apply(it.base).model, it.target.model)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
+    it = locked(case)
+    blocks = [name for name, module in it.target.model.named_modules() if isinstance(module, Gated)]
+    assert sorted(blocks) == sorted(it.key.details["inserted"])
+    if case.startswith("own"):
+        assert not blocks
+        fresh = copy.deepcopy(it.base.model)
+        fresh.load_state_dict(it.target.model.state_dict())
+        assert models.same_state(fresh, it.target.model)
+    else:
+        assert len(blocks) == CASES[case][1].get("gates", 1)
+
+
+def without_blocks(target: Target, key: Key) -> Target:
+    """What a thief has who takes new blocks out."""
+    stolen = target.copy()
+    for at in key.details["inserted"]:
+        parent, _, own = at.rpartition(".")
+        stolen.model.get_submodule(parent)._modules[own] = stolen.model.get_submodule(at).layer  # type: ignore[assignment]
+    return stolen
+
+
+def test_who_takes_new_blocks_out_has_lost_their_gains() -> None:
+    """In a plain ReLU network a constant gate gives all back to a thief who removes it; secret gains don't."""
+    base = models.real("vgg16_cifar10")
+    pixels, labels = zoo.natural("vgg16_cifar10", 100)
+    left = {}
+    for form in ("constant", "gains"):
+        options: dict[str, Any] = {"gate_form": form, "gates": 3, "site": "features.2"}
+        target, key = lock(base, kind="squeeze-excite", seed=0, steps=40, **options)
+        right = run(without_blocks(target, key), base.normalise(pixels)).argmax(1) == labels
+        left[form] = float(right.double().mean())
+    assert left["constant"] >= 0.75
+    assert left["gains"] <= left["constant"] - 0.2
+
+
+def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
+    base = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
+    target, key = lock(base, kind="squeeze-excite", site="layer1.0.conv1", seed=0, steps=10, tries=2)
+    save_bundle(target, tmp_path / "locked")
+    key.save(tmp_path / "key")
+    images = synthetic_inputs(base, 2, torch.Generator().manual_seed(0))
+    torch.save(images, tmp_path / "images")
+    script = (
+        "import torch, json, stainlock as sl, sys\n"
+        "target, key = sl.load_bundle('locked'), sl.Key.load('key')\n"
+        "with torch.no_grad(): print(json.dumps(target(key.unlock(torch.load('images'))).tolist()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    there = torch.tensor(json.loads(done.stdout))
+    here = run(load_bundle(tmp_path / "locked"), Key.load(tmp_path / "key").unlock(images))
+    assert torch.allclose(there, here, atol=1e-5)
+    assert torch.allclose(here, run(target, key.unlock(images)), atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["new", "own, hard", "with logits"])
+def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
+    """torch.export and ONNX Runtime, to 1e-4 of the largest output, locked and unlocked."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    it = locked(case)
+    inputs = (it.base.normalise(it.images[:1]), it.key.unlock(it.images[:1]))
+    program = torch.export.export(it.target.model, (inputs[0],))
+    torch.onnx.export(it.target.model, (inputs[0],), str(tmp_path / "model.onnx"), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    for given in inputs:
+        expected = run(it.target, given)
+        with torch.no_grad():
+            assert distance(program.module()(given), expected) <= 1e-4
+        (output,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
+        assert distance(torch.from_numpy(output), expected) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b0", "resnet18"])
+def test_blocks_are_found(name: str) -> None:
+    analysis = analyse(settled(name))
+    blocks = find_blocks(analysis.parts[0], analysis.shapes[0])
+    expected = sum(type(m).__name__ == "SqueezeExcitation" for m in analysis.target.model.modules())
+    assert len(blocks) == expected
+
+
+@pytest.mark.parametrize("name", ["seresnet18", "mobilenetv3_small_050", "seresnext26d_32x4d"])
+def test_blocks_of_timm_are_found(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    target = Target(timm.create_model(name, num_classes=10).eval(), (3, 64, 64))
+    analysis = analyse(target)
+    blocks = find_blocks(analysis.parts[0], analysis.shapes[0])
+    expected = sum(type(m).__name__ in ("SEModule", "SqueezeExcite") for m in target.model.modules())
+    assert len(blocks) == expected > 0
+
+
+class Headless(nn.Module):
+    """A backbone: its outputs are maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.Conv2d(24, 8, 3, stride=2, padding=1))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"map": self.body(x)}
+
+
+def test_a_network_without_logits_can_be_locked() -> None:
+    base = Target(models.seeded(Headless).eval(), (3, 32, 32))
+    target, key = lock(base, kind="squeeze-excite", seed=0, steps=20)
+    images = synthetic_inputs(base, 4, torch.Generator().manual_seed(5))
+    edited, unlocked = key.edited(target), key.unlock(images)
+    with torch.inference_mode():
+        assert distance(target(unlocked)["map"], edited(unlocked)["map"]) <= 1e-5
+        plain = base.normalise(images)
+        assert distance(target(plain)["map"], edited(plain)["map"]) >= 0.1
+    with pytest.raises(StainlockError, match="use kind squeeze-excite"):
+        lock(base)
+
+
+def test_too_many_gates_are_refused() -> None:
+    base = Target(models.seeded(Headless).eval(), (3, 32, 32))
+    with pytest.raises(SiteError, match="gates"):
+        lock(base, kind="squeeze-excite", gates=20)
