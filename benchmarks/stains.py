@@ -58,6 +58,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(SITES), choices=list(SITES), help="for the stains")
+    parser.add_argument("--sites", nargs="*", help="for the stains: these alone")
     parser.add_argument("--stains", type=int, default=5, help="stains a site (5)")
     parser.add_argument("--images", type=int, default=500, help="natural inputs (500)")
     parser.add_argument("--skip", nargs="*", default=[], choices=["stains", "choice", "speed", "memory"])
@@ -68,7 +69,7 @@ def main() -> int:
             print(f"left out: {reason}", file=sys.stderr)
     failures: list[str] = []
     if "stains" not in options.skip:
-        failures += print_stains(present, options.stains, options.images)
+        failures += print_stains(present, options.sites, options.stains, options.images)
     if "choice" not in options.skip:
         print_choices([n for n in CHOICE_SITES if zoo.available(n)], min(options.images, 200))
     if "speed" not in options.skip and "resnet50" in present:
@@ -80,7 +81,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def print_stains(models: list[str], count: int, images: int) -> list[str]:
+def print_stains(models: list[str], sites: list[str] | None, count: int, images: int) -> list[str]:
     print(f"\n## Stains: {count} a site, {images} natural inputs\n")
     print("| model | site | d | stain | natural input reaches the trigger | trigger ÷ largest natural (least, mean)"
           " | metric | change, mean ± sd | largest p | least p of controls |")  # fmt: skip
@@ -88,7 +89,7 @@ def print_stains(models: list[str], count: int, images: int) -> list[str]:
     rows = []
     for name in models:
         metric = stains_metrics.metric_for(name, images)
-        for row in site_rows(name, metric, count):
+        for row in site_rows(name, sites, metric, count):
             rows.append(row)
             kind = "additive" if row.additive else "replacing"
             mean, deviation = statistics.mean(row.changes), statistics.pstdev(row.changes)
@@ -102,10 +103,10 @@ def print_stains(models: list[str], count: int, images: int) -> list[str]:
     return goals_missed(rows)
 
 
-def site_rows(name: str, metric: Metric, count: int) -> Iterator[Row]:
+def site_rows(name: str, sites: list[str] | None, metric: Metric, count: int) -> Iterator[Row]:
     target: Target = getattr(zoo, name)()
     before = metric.measure(target)
-    for site_name in SITES[name]:
+    for site_name in (s for s in SITES[name] if sites is None or s in sites):
         site = analyse(target).site(site_name)
         for additive in (False, True):
             stained = [stain(target, site_name, additive=additive, seed=seed) for seed in range(count)]

@@ -83,7 +83,9 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path: Path, capsys:
     for options, message in (
         (["--site", "features.28"], "larger than the input"),
         (["--trigger", "patch.jpg"], "expected --trigger FILE.png"),
-        (["--kind", "vit"], "internal"),
+        (["--kind", "vit"], "expected a pre-norm VisionTransformer"),
+        (["--kind", "gan"], "generator"),
+        (["--recipe", "paper"], "got recipe"),
     ):
         assert main(["lock", MODEL, "--out", str(out), "--key", str(key), "--quiet", *options]) == 2
         error = capsys.readouterr().err.strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -35,6 +37,9 @@ from stainlock.trigger import (
 
 Schema = Literal["none", "weight", "activation", "output"]
 _PROBES = 2  # one like a photograph, one noise; each has as many responses as the layer has positions
+# A trigger this many times above plain inputs, and not far below its fellows, was worth its search; another gets a
+# second search, of several starts.
+_CLEAR, _SECOND_RESTARTS = 3.0, 4
 
 
 def stain(
@@ -88,15 +93,18 @@ def stain(
     vectors = _draw_vectors(chosen, count, schema, message, randomness)
     if reduction == "position":
         position = _default_position(chosen, schema) if position is None else checked_position(chosen, position)
-    drawn = []
-    for group in sorted({chosen.group_of(k) for k in channels}):
-        mine = [i for i, k in enumerate(channels) if chosen.group_of(k) == group]
-        found = find_triggers(
-            target, chosen, vectors[mine], generator=randomness.noise(f"trigger {group}"), group=group,
-            reduction=reduction, position=position, steps=steps, restarts=restarts, progress=progress,
-        )  # fmt: skip
-        drawn += [Drawn(vectors[i], channels[i], trigger) for i, trigger in zip(mine, found, strict=True)]
-    natural_level = _check_natural_level(target, chosen, drawn, firing_fraction)
+    search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
+    drawn = search(vectors, channels, restarts=restarts, noise=randomness, label="trigger")
+    levels = _natural_levels(target, chosen, drawn)
+    # A search that ended in a poor place is begun again elsewhere.
+    usual = statistics.median(d.trigger.response for d in drawn)
+    poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * levels[i], usual / 2)]
+    if poor:
+        mine = [channels[i] for i in poor]
+        second = search(vectors[poor], mine, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger")
+        for i, other in zip(poor, second, strict=True):
+            drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
+    natural_level = _checked_level(chosen, drawn, levels, firing_fraction)
 
     reading = Reading(reduction, position or ())
     details: dict[str, Any] = {} if message is None else {"message_bytes": len(message.encode())}
@@ -179,12 +187,42 @@ def _draw_vectors(site: Site, count: int, schema: str, message: str | None, rand
     return sample_sphere(count, site.dimension, generator=randomness.secret("detector"))
 
 
-def _check_natural_level(target: Target, site: Site, drawn: list[Drawn], firing_fraction: float) -> float:
-    """The largest response of any detector to inputs that need no data; triggers must be far above it."""
+def _search(
+    target: Target,
+    site: Site,
+    vectors: Tensor,
+    channels: list[int],
+    *,
+    reduction: Reduction,
+    position: tuple[int, ...] | None,
+    steps: int,
+    restarts: int,
+    noise: Randomness,
+    label: str,
+    progress: Progress | None,
+) -> list[Drawn]:
+    """Triggers of all detectors, group by group of the layer's inputs; in the order of the channels."""
+    drawn: dict[int, Drawn] = {}
+    for group in sorted({site.group_of(k) for k in channels}):
+        mine = [i for i, k in enumerate(channels) if site.group_of(k) == group]
+        found = find_triggers(
+            target, site, vectors[mine], generator=noise.noise(f"{label} {group}"), group=group,
+            reduction=reduction, position=position, steps=steps, restarts=restarts, progress=progress,
+        )  # fmt: skip
+        drawn |= {i: Drawn(vectors[i], channels[i], trigger) for i, trigger in zip(mine, found, strict=True)}
+    return [drawn[i] for i in range(len(channels))]
+
+
+def _natural_levels(target: Target, site: Site, drawn: list[Drawn]) -> list[float]:
+    """The largest response of each detector to inputs that need no data."""
     inputs = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(1))
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, inputs)
-        levels = [float(respond(site, target, features, d.vector[None], site.group_of(d.channel)).max()) for d in drawn]
+        return [float(respond(site, target, features, d.vector[None], site.group_of(d.channel)).max()) for d in drawn]
+
+
+def _checked_level(site: Site, drawn: list[Drawn], levels: list[float], firing_fraction: float) -> float:
+    """The largest natural response of any detector; triggers must be far above it."""
     for d, natural in zip(drawn, levels, strict=True):
         if d.trigger.response * firing_fraction <= max(natural, 0.0):
             raise TriggerError(
