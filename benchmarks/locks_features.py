@@ -6,12 +6,13 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import zoo
 from stainlock import Target, lock
 from stainlock.target import evaluation_mode
 from stainlock.trigger import synthetic_inputs
+from zoo_random import settled
 
 SIZE = 224
 RANDOM = ("vgg16", "mobilenet_v3_large", "efficientnet_b0")
@@ -38,7 +39,7 @@ def feature_table(detectors: int) -> list[str]:
         if name not in RANDOM and (reason := zoo.missing(name)):
             print(f"left out: {reason}", file=sys.stderr)
             continue
-        target = settled(name) if name in RANDOM else getattr(zoo, name)()
+        target = settled(name, SIZE, 100) if name in RANDOM else getattr(zoo, name)()
         images = _images(name, target)
         for case in cases:
             rows = [_measured(target, images, case, seed) for seed in range(detectors)]
@@ -90,23 +91,3 @@ def _largest(ours: list[Tensor], theirs: list[Tensor]) -> float:
 def _typical(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The root mean square difference at the output that differs least, in parts of its variation."""
     return min(float((a - b).norm() / (b - b.mean(0)).norm()) for a, b in zip(ours, theirs, strict=True))
-
-
-def settled(name: str) -> Target:
-    """A torchvision model with random weights, its batch norms told what its channels are like."""
-    import torchvision
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        model = getattr(torchvision.models, name)(weights=None, num_classes=100)
-        target = Target(model.train(), (3, SIZE, SIZE))
-        with torch.no_grad():
-            for module in model.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.momentum = None  # the plain mean over batches
-                elif isinstance(module, nn.Dropout):
-                    module.p = 0.0
-            for seed in range(2):
-                target(target.normalise(synthetic_inputs(target, 12, torch.Generator().manual_seed(seed))))
-    model.eval()
-    return target

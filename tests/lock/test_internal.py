@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+import zoo_random
 from stainlock import Key, ModelError, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
 from stainlock.evaluate import Tensors
 from stainlock.evaluate.settings import SETTINGS, six_settings
@@ -44,24 +45,7 @@ class Locked:
 
 
 def settled(name: str) -> Target:
-    """A torchvision model with random weights, its batch norms told what its channels are like."""
-    import torchvision
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        options = {"init_weights": False} if name.startswith("vgg") else {}
-        model = getattr(torchvision.models, name)(weights=None, num_classes=CLASSES, **options)
-        target = Target(model.train(), (3, SIZE, SIZE), reference=None)
-        with torch.no_grad():
-            for module in model.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.momentum = None  # the plain mean over batches
-                elif isinstance(module, nn.Dropout):
-                    module.p = 0.0
-            for seed in range(2):
-                target(target.normalise(synthetic_inputs(target, 12, torch.Generator().manual_seed(seed))))
-    model.eval()
-    return target
+    return zoo_random.settled(name, SIZE, CLASSES)
 
 
 @cache
