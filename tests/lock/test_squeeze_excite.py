@@ -237,6 +237,21 @@ def test_blocks_of_timm_are_found(name: str) -> None:
     assert len(blocks) == expected > 0
 
 
+def test_a_residual_networks_own_blocks_can_be_locked() -> None:
+    """A block at the end of a branch: its map is signed, and the branch is added to what goes past it."""
+    timm = pytest.importorskip("timm")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
+    base = Target(models.settle(model).eval(), (3, 64, 64))
+    target, key = lock(base, kind="squeeze-excite", blocks="existing", seed=0, steps=20, tries=4)
+    assert not target.insertions
+    images = synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    edited, unlocked, plain = key.edited(target), key.unlock(images), base.normalise(images)
+    assert distance(run(target, unlocked), run(edited, unlocked)) <= 1e-4
+    assert distance(run(target, plain), run(edited, plain)) >= 0.05
+
+
 class Headless(nn.Module):
     """A backbone: its outputs are maps."""
 

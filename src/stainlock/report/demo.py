@@ -20,8 +20,8 @@ _NOT_CLAIMED = (
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
     "The weights of the detector are of a common size, but its bias, which keeps it silent, stands out from the others:"
     " someone who looks for such a bias can find the channel and overwrite it.",
-    "This lock is a bias that the patch's signal corrects. Whoever knows that and sets the biases of the last layer to"
-    " zero opens it: it keeps a file from those who don't look inside.",
+    "This lock keeps a file from those who run it as it is. Whoever understands it and forces its signal on opens it, as"
+    " with any program they hold; the threat model says who gets how far.",
     "Rounding, pruning and folding are what happens to models in honest hands. Someone who wants the stain gone can"
     " retrain the layer, or distil the model into another one; that is not shown here.",
     "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
@@ -186,8 +186,9 @@ def _locked(locking: Locking) -> Section:
         (
             paragraph(
                 f"A second copy of the original was locked in {locking.seconds:.1f} seconds. A detector in"
-                f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner; its signal"
-                " is carried to the last layer, whose biases are wrong without it. Unlocked, the logits differ by"
+                f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner;"
+                f" {len(locking.key.details['disruptors'])} blocks of gates, spread over the network, stand wrong until"
+                " its signal comes. Unlocked, the logits differ by"
                 f" {locking.difference:.0e} of their size from those of the model without the disruption."
             ),
             table(
