@@ -20,8 +20,8 @@ _NOT_CLAIMED = (
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
     "The weights of the detector are of a common size, but its bias, which keeps it silent, stands out from the others:"
     " someone who looks for such a bias can find the channel and overwrite it.",
-    "This lock keeps a file from those who run it as it is. Whoever understands it and forces its signal on opens it, as"
-    " with any program they hold; the threat model says who gets how far.",
+    "This lock keeps a file from those who run it as it is. Whoever understands it and forces its signal on opens it,"
+    " as with any program they hold; the threat model says who gets how far.",
     "Rounding, pruning and folding are what happens to models in honest hands. Someone who wants the stain gone can"
     " retrain the layer, or distil the model into another one; that is not shown here.",
     "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
