@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options
 from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
@@ -39,6 +40,7 @@ _MEANING = {
     show_default=True,
     help="What to look at; auto takes the weights, then responses.",
 )
+@commitment_options
 @weights_option
 @seed_option()
 @output_options
@@ -51,6 +53,7 @@ def command(
     method: Any,
     weights: str | None,
     seed: int | None,
+    **about_commitment: Any,
 ) -> int:
     """Is SUSPECT stained with this key?
 
@@ -65,6 +68,7 @@ def command(
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
     method = "output" if black_box else method
     key = Key.load(key_file)
+    claim = Claim.load(key, **about_commitment)
     images = Images.from_folder(data) if data else None
     loaded = _load_suspect(suspect, weights, seed, method)
     if images is not None and not isinstance(loaded, Target):
@@ -77,9 +81,15 @@ def command(
             verdict = dataclasses.replace(verdict, largest_natural=largest_natural(loaded, key, batches))
     facts = dataclasses.asdict(verdict)
     sentence = _sentence(verdict, also_responses=method == "auto" and isinstance(loaded, Target))
-    report.result({"verdict": "stained" if facts.pop("stained") else "not stained", **facts}, sentence)
+    facts = {"verdict": "stained" if facts.pop("stained") else "not stained", **facts}
+    lines = [sentence]
+    checked = claim.check(loaded) if claim is not None else None
+    if checked is not None:
+        facts["commitment"] = commitment_facts(checked)
+        lines += commitment_lines(checked)
+    report.result(facts, *lines)
     report.remark(*_remarks(verdict))
-    return 0 if verdict.stained else 1
+    return 0 if verdict.stained and (checked is None or checked.holds) else 1
 
 
 def _load_suspect(suspect: str, weights: str | None, seed: int | None, method: str) -> Suspect:

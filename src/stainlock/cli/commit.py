@@ -1,0 +1,136 @@
+"""`stainlock commit`: fix key and model now, tell nothing of them, and prove it later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.commitment import Commitment, Signer
+
+_GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
+
+
+@click.command("commit")
+@click.argument("model", required=False)
+@click.option("--key", "key_file", type=FILE, metavar="FILE", help="The owner's key.")
+@click.option("--out", type=FILE, metavar="FILE.json", help="Where the commitment goes. It tells nothing: publish it.")
+@click.option("--signing-key", type=FILE, metavar="FILE.pem", help="The Ed25519 private key to sign it with.")
+@click.option("--new-signing-key", type=FILE, metavar="FILE.pem", help="Make such a key, a secret, and sign with it.")
+@click.option("--statement", metavar="TEXT", help="One line to sign along, for everyone to read.")
+@click.option("--timestamp-request", "request", type=FILE, metavar="FILE.tsq", help="Write an RFC 3161 request, to post"
+              " to a timestamp authority.")  # fmt: skip
+@click.option("--attach", type=FILE, metavar="FILE.json", help="Instead of MODEL: a commitment made before, to which"
+              " evidence of its date is added; the result goes to --out.")  # fmt: skip
+@click.option("--timestamp", "responses", type=FILE, multiple=True, metavar="FILE.tsr", help="With --attach: the"
+              " authority's response.")  # fmt: skip
+@click.option("--log-entry", "entries", type=FILE, multiple=True, metavar="FILE.json", help="With --attach: a"
+              " transparency log's entry with the commitment's digest. It is kept and shown, not checked.")  # fmt: skip
+@weights_option
+@seed_option()
+@output_options
+def command(
+    report: Report,
+    model: str | None,
+    key_file: Path | None,
+    out: Path | None,
+    signing_key: Path | None,
+    new_signing_key: Path | None,
+    statement: str | None,
+    request: Path | None,
+    attach: Path | None,
+    responses: tuple[Path, ...],
+    entries: tuple[Path, ...],
+    weights: str | None,
+    seed: int | None,
+) -> None:
+    """Commit to a key and to MODEL, which is stained with it, in a signed file that tells nothing of either.
+
+    Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
+    the request, and --attach the answer. `stainlock verify --commitment` checks it all.
+    """
+    given = {"MODEL": model, "--key": key_file, "--signing-key": signing_key, "--new-signing-key": new_signing_key,
+             "--statement": statement, "--weights": weights}  # fmt: skip
+    if attach is not None:
+        if surplus := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"a commitment that was signed stays as it is: leave out {surplus[0]} with --attach")
+        if not (responses or entries or request):
+            raise ValueError("expected something to add with --attach: --timestamp or --log-entry")
+        if (out is None) == bool(responses or entries):
+            raise ValueError("expected --out with --timestamp or --log-entry, and not without them")
+    elif responses or entries:
+        raise ValueError(
+            "evidence comes after the commitment it is for: expected --attach with --timestamp, --log-entry"
+        )
+    elif model is None or key_file is None or out is None:
+        raise ValueError("expected MODEL, --key and --out, or --attach")
+    elif (signing_key is None) == (new_signing_key is None):
+        raise ValueError("expected either --signing-key or, the first time, --new-signing-key")
+    with Outputs([path for path in (out, new_signing_key, request) if path is not None]) as outputs:
+        if attach is not None:
+            commitment = _attached(attach, responses, entries)
+        else:
+            assert model is not None
+            assert key_file is not None
+            signer = _signer(signing_key)
+            commitment = _made(report, model, key_file, signer, statement or "", weights, seed)
+            if new_signing_key is not None:
+                signer.save(outputs.place(new_signing_key))
+        if out is not None:
+            commitment.save(outputs.place(out))
+        if request is not None:
+            outputs.place(request).write_bytes(commitment.timestamp_request())
+        outputs.commit()
+    facts = {
+        "digest": commitment.digest, "signer": commitment.public_key, "created": commitment.created,
+        "statement": commitment.statement, "timestamps": len(commitment.timestamps),
+        "log_entries": len(commitment.log_entries), "out": str(out) if out else None,
+        "timestamp_request": str(request) if request else None,
+        "new_signing_key": str(new_signing_key) if new_signing_key else None,
+    }  # fmt: skip
+    report.result(facts, f"commitment {commitment.digest}, signed by {commitment.public_key}")
+    report.remark(*(f"wrote {path}" for path in (out, new_signing_key, request) if path))
+    if not commitment.timestamps:
+        report.remark("its date is shown by no one yet: have it timestamped (--timestamp-request, then --attach)")
+
+
+def _signer(path: Path | None) -> Signer:
+    from stainlock.commitment import Signer
+
+    return Signer.new() if path is None else Signer.load(path)
+
+
+def _made(
+    report: Report, model: str, key_file: Path, signer: Signer, statement: str, weights: str | None, seed: int | None
+) -> Commitment:
+    from stainlock.commitment import commit
+    from stainlock.keyfile import Key
+
+    key = Key.load(key_file)
+    if key.seed < _GUESSABLE:
+        report.remark("note: this key was made with --seed: whoever guesses the seed can open the commitment")
+    return commit(load_model(model, weights, seed), key, signer, statement=statement)
+
+
+def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
+    import json
+
+    from stainlock.commitment import Commitment
+    from stainlock.errors import FileError
+
+    commitment = Commitment.load(path)
+    for file in responses:
+        commitment = commitment.with_timestamp(file.read_bytes(), str(file))
+    for file in entries:
+        try:
+            entry = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{file} is not a log's entry: expected JSON ({error})") from error
+        commitment = commitment.with_log_entry(entry, str(file))
+    return commitment
