@@ -4,8 +4,9 @@ As in the paper's figures of ViT and Swin: one neuron of an MLP's first layer is
 token, and false positives are counted and bounded over the tokens of natural images. Printed for each layer: the
 trigger's response over the largest natural one; how many tokens exceed the threshold, with the bounds on that rate;
 top-1 before and after, or, for random weights, how far outputs change; and the pre-activation that the stained model
-itself gives for its trigger over the one asked for. Exit status 1 if a rate is above a bound that must hold, or a
-trigger misses its level.
+itself gives for its trigger over the one asked for. ``--plots FOLDER`` draws the paper's two figures of each layer: the
+responses of all tokens beside the trigger's, and their rate against the threshold with the bounds. Exit status 1 if a
+rate is above a bound that must hold, or a trigger misses its level.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import zoo
 from stainlock import Key, Target, certify, stain
+from stainlock.certify import Certificate
+from stainlock.certify.plot import plot_certificate
+from stainlock.errors import FileError
 from stainlock.evaluate import Data, Tensors, evaluate
-from stainlock.sites import _Reached
+from stainlock.files import write_file
+from stainlock.report.figures import response_histogram
+from stainlock.sites import input_of, measured_input
 from stainlock.target import evaluation_mode
-from zoo_data import photographs
+from zoo_data import cifar10_source, photographs
 
-# Layers of early, middle and late blocks, and whether top-1 says anything.
-LAYERS = {
+# Layers of early, middle and late blocks; the small Swin's second is where windows are shifted.
+LAYERS: dict[str, tuple[str, tuple[int | str, ...]]] = {
+    "swin_cifar10": ("features.{}.mlp.0", ("1.0", "1.1", "3.0", "3.3")),
     "vit_cifar10_torchvision": ("encoder.layers.encoder_layer_{}.mlp.0", (0, 2, 5)),
     "vit_cifar10": ("transformer.layers.{}.linear1", (0, 2, 5)),
     "swin_b": ("features.{}.0.mlp.0", (1, 3, 5)),
@@ -39,6 +47,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(LAYERS), choices=list(LAYERS))
     parser.add_argument("--images", type=int, default=500, help="natural images (500; 16 for swin_b)")
     parser.add_argument("--threshold", type=float, default=0.65, help="as a part of the trigger's response (0.65)")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw two figures of each layer into this folder")
     options = parser.parse_args()
     print("| model, layer | d | trigger/natural | tokens above | " + " | ".join(BOUNDS) + " | top-1 | level |")
     print("|" + "---|" * (len(BOUNDS) + 6))
@@ -49,29 +58,44 @@ def main() -> int:
             target, data, limit = subject(name, options.images)
             pattern, blocks = LAYERS[name]
             for block in blocks:
-                failures += row(name, target, pattern.format(block), data, limit, options.threshold)
+                layer = pattern.format(block)
+                stained, key = stain(target, layer, seed=0, firing_fraction=options.threshold)
+                certificate = certify(stained, key, data, limit=limit)
+                failures += row(name, stained, key, certificate, performance(target, stained, data, limit))
+                if options.plots:
+                    draw(options.plots / f"{name}-{layer}", target, key, certificate, data)
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def row(name: str, target: Target, layer: str, data: Data, limit: int, fraction: float) -> list[str]:
-    stained, key = stain(target, layer, seed=0, firing_fraction=fraction)
-    certificate = certify(stained, key, data, limit=limit)
+def row(name: str, stained: Target, key: Key, certificate: Certificate, effect: str) -> list[str]:
+    """Print what was found of a layer, and return what should not be."""
     level = written_level(stained, key)
     asked = key.detectors[0].trigger_level
     assert asked is not None
     rate = certificate.exceedances / certificate.samples
     cells = [
-        f"{name} {layer}, token {'·'.join(map(str, key.position))}", str(key.dimension),
+        f"{name} {key.site}, token {'·'.join(map(str, key.position))}", str(key.dimension),
         f"{key.trigger_response / certificate.largest_response:.1f}",
         f"{certificate.exceedances} of {certificate.samples}",
         *(f"{certificate.bounds[bound]:.0e}" for bound in BOUNDS),
-        performance(target, stained, data, limit), f"{level / asked:.5f}",
+        effect, f"{level / asked:.5f}",
     ]  # fmt: skip
     print("| " + " | ".join(cells) + " |", flush=True)
-    missed = [f"{layer}: {rate:.2g} above {b}" for b in ("theorem2", "clopper_pearson") if rate > certificate.bounds[b]]
-    return missed + ([] if abs(level / asked - 1) < 1e-3 else [f"{layer}: the trigger gives {level}, asked {asked}"])
+    holding = ("theorem2", "clopper_pearson")
+    missed = [f"{key.site}: {rate:.2g} above {bound}" for bound in holding if rate > certificate.bounds[bound]]
+    return missed + ([] if abs(level / asked - 1) < 1e-3 else [f"{key.site}: the trigger gives {level}, asked {asked}"])
+
+
+def draw(stem: Path, target: Target, key: Key, certificate: Certificate, data: Data) -> None:
+    """Files ``…-rates.png`` and ``…-responses.png``."""
+    plot_certificate(certificate, stem.with_name(f"{stem.name}-rates.png"))
+    batches = data.batches(target, 16, certificate.limit)
+    detector = key.detectors[0].vector.double()
+    responses = torch.cat([(measured_input(target, key.site, pixels) @ detector).flatten() for pixels, _ in batches])
+    histogram = response_histogram(responses, certificate.threshold, certificate.trigger_response)
+    write_file(stem.with_name(f"{stem.name}-responses.png"), histogram)
 
 
 def performance(before: Target, after: Target, data: Data, limit: int) -> str:
@@ -91,41 +115,34 @@ def run(target: Target, pixels: Tensor) -> Tensor:
 
 def written_level(stained: Target, key: Key) -> float:
     """The pre-activation that the stained model gives at the key's token for the trigger image."""
-    caught: list[Tensor] = []
-
-    def keep(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-        caught.append(output)
-        raise _Reached
-
-    handle = stained.model.get_submodule(key.site).register_forward_hook(keep)
     detector = key.detectors[0]
-    with evaluation_mode(stained.model), torch.no_grad(), contextlib.suppress(_Reached):
-        stained.predict(detector.trigger.pixels(stained))
-    handle.remove()
-    return float(caught[0][(0, *key.position, detector.channel)])
+    with evaluation_mode(stained.model), torch.no_grad():
+        given = input_of(stained, key.site, detector.trigger.pixels(stained))
+        return float(stained.model.get_submodule(key.site)(given)[(0, *key.position, detector.channel)])
 
 
 def zoo_subject(name: str, images: int) -> tuple[Target, Data, int]:
     if reason := zoo.missing(name):
-        raise FileNotFoundError(reason)
+        raise FileError(reason)
     build: Callable[[], Target] = getattr(zoo, name)
+    print(f"{name}: images of {cifar10_source()}", file=sys.stderr)
     return build(), zoo.natural_data(name), images
 
 
 def swin_subject(name: str, images: int) -> tuple[Target, Data, int]:
     """Random weights, for exactness: a fresh head is all but zero, so that it gets larger ones."""
     target = Target.from_reference(f"torchvision:{name}", weights="random", seed=0)
-    nn.init.normal_(target.model.head.weight, generator=torch.Generator().manual_seed(0))
+    nn.init.normal_(target.model.get_parameter("head.weight"), generator=torch.Generator().manual_seed(0))
     few = min(16, images)
     pixels, _ = next(photographs().batches(target, few, few))
     return target, Tensors(pixels), few
 
 
 @contextlib.contextmanager
-def told_if_missing():  # type: ignore[no-untyped-def]
+def told_if_missing() -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
+    except FileError as error:
         print(f"left out: {error}", file=sys.stderr)
 
 

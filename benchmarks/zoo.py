@@ -1,7 +1,8 @@
 """The real models of our tests and benchmarks, each a function without arguments that returns a `Target`.
 
 So ``benchmarks/zoo.py:resnet50`` is a valid MODEL. Weights lie in ``../shared`` beside the project, except
-EfficientNet-Lite0's, which come from the package registry. ``python benchmarks/zoo.py`` measures every model.
+EfficientNet-Lite0's, which come from the package registry, and Swin's, which `swin_cifar10.py` trains.
+``python benchmarks/zoo.py`` measures every model.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from stainlock.weights import load_weights, read_weights
 
 sys.path.append(str(Path(__file__).parent))  # the files beside this one are found however it is imported
 
+import swin_cifar10 as small_swin
 from zoo_classifiers import CifarResNet, CifarVgg16, PostNormViT, pad_like_tensorflow
-from zoo_data import SHARED, cifar10, diffuse, digits, noise_vectors, photographs, street_scenes
+from zoo_data import CACHE, SHARED, cifar10, diffuse, digits, noise_vectors, photographs, street_scenes
 from zoo_generative import DcganDiscriminator, DcganGenerator, UNet
 
 DIFFUSION_STEP = 50  # where the diffusion model is looked at; noisy digits are within ±3 there
@@ -42,7 +45,7 @@ FILES = {
     "ssdlite_plainpad": ("ssdlite320_mobilenet_v3_large_coco_plainpad", "coco64"),
     "ddpm_mnist": ("ddpm_mnist", "t10k-images-idx3-ubyte.gz"),
 }
-NAMES = (*FILES, "efficientnet_lite0")
+NAMES = (*FILES, "swin_cifar10", "efficientnet_lite0")
 SMALL = {"input_shape": (3, 32, 32)}
 UNSCALED = {"mean": (0,), "std": (1,)}
 
@@ -84,6 +87,15 @@ def vit_cifar10_torchvision() -> Target:
 def vit_cifar10() -> Target:
     mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
     return _target("vit_cifar10", PostNormViT(), mean=mean, std=std, **SMALL)
+
+
+def swin_cifar10() -> Target:
+    """torchvision's Swin, small, with the weights that `swin_cifar10.py` left in its cache folder."""
+    if reason := missing("swin_cifar10"):
+        raise FileError(reason)
+    target = small_swin.untrained()
+    load_weights(target.model, CACHE / small_swin.WEIGHTS)
+    return replace(target, reference=_reference("swin_cifar10"))
 
 
 def dcgan_faces32_generator() -> Target:
@@ -136,6 +148,9 @@ def missing(name: str) -> str | None:
             packages.append("foolbox")
         absent = [package for package in packages if importlib.util.find_spec(package) is None]
         return f"{name} needs {absent[0]}: pip install stainlock[demo]" if absent else None
+    if name == "swin_cifar10":
+        trained = (CACHE / small_swin.WEIGHTS).exists()
+        return None if trained else f"{name} needs trained weights: run benchmarks/swin_cifar10.py first"
     weights, data = FILES[name]
     needed = [f"weights/{weights}.safetensors", f"data/{data}"]
     if name == "dcgan_faces32_discriminator":  # its natural inputs are generated
@@ -175,7 +190,7 @@ def _ssdlite(name: str) -> Target:
 
     model = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, score_thresh=0.02)
     conventions = {"input_shape": (3, 320, 320), "mean": (0.5,), "std": (0.5,), "part": "backbone"}
-    return _target(name, model, **conventions)
+    return _target(name, model, normalises=True, **conventions)
 
 
 def _target(name: str, model: nn.Module, **conventions: Any) -> Target:

