@@ -17,6 +17,8 @@ from stainlock.insertion import Insertion
 from stainlock.target import Target
 
 DELTA_VERSION = 2
+# The parts of a lock's plan; a stain's has the first alone, besides what it folds.
+DETECTOR, CONDUIT, DISRUPTOR = "detector", "conduit", "disruptor"
 
 
 @dataclass(frozen=True)

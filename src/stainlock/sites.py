@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -312,14 +312,19 @@ def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
     """φ(x): what the site's layer is given for these pixels; the rest of the model is not run."""
-    with captured_input(site.layer(target.model)) as caught:
-        try:
-            if target.part:
-                target.traced(target.normalise(pixels))
-            else:
-                target.predict(pixels)
-        except _Reached:
-            pass
+    return input_of(target, site.name, pixels)
+
+
+def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
+    """What a layer is given for these pixels, found by running the model no further."""
+    with captured_input(target.model.get_submodule(layer)) as caught, suppress(_Reached):
+        target.run_traced(pixels)
     if not caught:
-        raise SiteError(f"the model does not call {site.name} on this input")
+        raise SiteError(f"the model does not call {layer} on this input")
     return caught[0]
+
+
+def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
+    """The same as numbers: in evaluation mode, without gradients, in float64 on the CPU."""
+    with evaluation_mode(target.model), torch.no_grad():
+        return input_of(target, layer, pixels).double().cpu()

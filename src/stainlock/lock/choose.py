@@ -38,9 +38,10 @@ def corner(site: Site) -> tuple[int, ...]:
     return (0,) * len(site.grid)
 
 
-def patch_size(target: Target, site: Site) -> tuple[int, ...]:
-    """The patch at the top left: what position (0, 0) sees."""
-    return seen_region(target, site, corner(site)).size
+def patch_size(target: Target, site: Site, position: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Height and width of a patch from the top left to the end of what a position sees; by default (0, 0)."""
+    region = seen_region(target, site, corner(site) if position is None else position)
+    return tuple(a + n for a, n in zip(region.start, region.size, strict=True))
 
 
 def largest_patch(target: Target) -> int:

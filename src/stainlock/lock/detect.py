@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.features import Region, respond, seen_region
+from stainlock.features import Region, respond
 from stainlock.lock.choose import corner, corner_detectors, natural_levels, seen_from_corner
 from stainlock.lock.conduit import Conduit
-from stainlock.plan import Write
+from stainlock.plan import DETECTOR, Write
 from stainlock.randomness import Randomness
 from stainlock.sites import Site, layer_input
 from stainlock.sphere import sample_sphere
 from stainlock.stain.convolution import replace_kernel, usable_scale
 from stainlock.stain.detector import typical_norm
 from stainlock.stain.levels import Levels
-from stainlock.stain.perceptron import DETECTOR
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, exact, has
 from stainlock.trigger import Progress, Trigger, find_triggers, synthetic_inputs
@@ -123,12 +122,6 @@ def first_whole_position(target: Target, site: Site, stride: int) -> tuple[int, 
             return corner(site)
         found.append(inside[0])
     return tuple(found)
-
-
-def patch_of(target: Target, site: Site, position: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width of a patch from the corner to the end of what a position sees."""
-    region = seen_region(target, site, position)
-    return tuple(a + n for a, n in zip(region.start, region.size, strict=True))
 
 
 def choose_levels(target: Target, conduit: Conduit, found: Found, firing_fraction: float) -> list[Levels]:

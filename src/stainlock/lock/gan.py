@@ -23,12 +23,12 @@ from stainlock.errors import ModelError
 from stainlock.features import Region
 from stainlock.files import model_digest
 from stainlock.insertion import Insertion
-from stainlock.keyfile import Detector, Key, conventions_of
+from stainlock.keyfile import Detector, Key, lock_key
 from stainlock.lock.gan_channel import choose_channel
 from stainlock.lock.gan_disruptor import find_disruptor, judge_of
 from stainlock.lock.gan_structure import Structure, generator_structure
 from stainlock.lock.gan_switch import DEVIATIONS, Paper, Switch, make_switch, paper_switch
-from stainlock.plan import Plan, Write, write
+from stainlock.plan import DETECTOR, DISRUPTOR, Plan, Write, write
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
@@ -36,7 +36,6 @@ from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Progress, Trigger
 
 SCHEMA = "gan"
-DETECTOR, DISRUPTOR = "detector", "disruptor"
 _PROBES, _BATCH = 64, 16
 _FEWEST = 4  # a direction among fewer is soon guessed
 
@@ -100,13 +99,11 @@ def lock_generator(
     ruined = float((_images(locked, whole) - originals).abs().double().mean())
     trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.strength)
     old = raw(structure.first.layer(target.model), "weight")[:, k].cpu().clone()
-    key = Key(
-        kind="lock", site=structure.first.name, site_kind=structure.first.kind, dimension=dimensions, additive=False,
-        schema=SCHEMA, seed=randomness.seed, firing_fraction=switch.threshold / switch.strength, reduction="position",
-        position=(0, 0), natural_level=seen.deviation, base_digest=plan.base or "",
-        protected_digest=model_digest(locked.model), conventions=conventions_of(target),
+    key = lock_key(
+        target, edited, locked, plan, disruptor, site=structure.first.name, site_kind=structure.first.kind,
+        dimension=dimensions, schema=SCHEMA, seed=randomness.seed,
+        firing_fraction=switch.threshold / switch.strength, position=(0, 0), natural_level=seen.deviation,
         detectors=(Detector(pi, k, trigger, switch.at_trigger, switch.rest, old),),
-        revert=disruptor.inverse(edited).then(plan.inverse(target)),
         details={
             "layers": [structure.first.name, structure.reader.name], "noise": noise, "dimensions": dimensions,
             "channel_cost": given_up.cost, "disruption": ruined, "size": size, "steps": steps,

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import numpy as np
@@ -25,14 +24,13 @@ from torch import Tensor
 from stainlock.errors import ModelError
 from stainlock.lock.conduit import Tap
 from stainlock.lock.wires import Network
-from stainlock.plan import Write, write
-from stainlock.sites import _Reached, captured_input
+from stainlock.plan import DISRUPTOR, Write, write
+from stainlock.sites import measured_input
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact
 from stainlock.trigger import synthetic_inputs
 
-DISRUPTOR = "disruptor"
 _PROBES = 8
 # One component of su, in units of the widest range of logits found without data: natural images spread them
 # up to four times wider.
@@ -76,15 +74,7 @@ class LogitsLock:
 
     def received(self, target: Target, pixels: Tensor) -> Tensor:
         """What the layer is given of the signal, for each input, in float64: 1 unlocked, but for rounding."""
-        layer = target.model.get_submodule(self.name)
-        with (
-            captured_input(layer) as caught,
-            evaluation_mode(target.model),
-            torch.no_grad(),
-            contextlib.suppress(_Reached),
-        ):
-            target.predict(pixels)
-        features = caught[0].double().cpu()
+        features = measured_input(target, self.name, pixels)
         return sum(
             (tap.share * features[:, tap.cell.channel] for tap in self.taps), torch.zeros(len(features)).double()
         )

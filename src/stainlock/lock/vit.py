@@ -23,7 +23,7 @@ from torch import Tensor
 
 from stainlock.errors import TriggerError
 from stainlock.files import model_digest
-from stainlock.keyfile import Detector, Key, conventions_of
+from stainlock.keyfile import Detector, Key, lock_key
 from stainlock.lock.vit_channel import choose_channel, quietest_kernel
 from stainlock.lock.vit_circuit import build_exact
 from stainlock.lock.vit_detector import Found, draw_detector
@@ -33,12 +33,11 @@ from stainlock.lock.vit_noise import STRENGTH, find_noise
 from stainlock.lock.vit_paper import Scaling, build_printed
 from stainlock.plan import Plan
 from stainlock.randomness import Randomness
-from stainlock.stain.levels import checked_firing_fraction
+from stainlock.stain.levels import LOCK_FIRING_FRACTION, checked_firing_fraction
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Progress, synthetic_inputs
 
 Recipe = Literal["exact", "paper"]
-LOCK_FIRING_FRACTION = 0.8
 _PROBES = 8
 
 
@@ -94,12 +93,10 @@ def lock_vit(
     edited = plan.apply(target)
     disruptor = Plan(tuple(built.disruptor))
     locked = disruptor.apply(edited)
-    key = Key(
-        kind="lock", site=vit.patches, site_kind="convolution", dimension=found.vector.numel(), additive=False,
-        schema="vit", seed=randomness.seed, firing_fraction=firing_fraction, reduction="position", position=(0, 0),
-        natural_level=found.natural_level, base_digest=plan.base or "", protected_digest=model_digest(locked.model),
-        conventions=conventions_of(target), detectors=(_record(vit, k, found),),
-        revert=disruptor.inverse(edited).then(plan.inverse(target)),
+    key = lock_key(
+        target, edited, locked, plan, disruptor, site=vit.patches, site_kind="convolution",
+        dimension=found.vector.numel(), schema="vit", seed=randomness.seed, firing_fraction=firing_fraction,
+        position=(0, 0), natural_level=found.natural_level, detectors=(_record(vit, k, found),),
         details={
             "layers": [vit.patches, vit.name_of(0)], "recipe": recipe, "strength": strength, "tries": tries,
             "answers_changed": noise.changed, "residue": residue(locked, edited, patched), **built.facts,

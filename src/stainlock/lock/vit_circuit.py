@@ -36,10 +36,9 @@ from stainlock.lock.vit_channel import epsilon_of, silenced, spread, usual_level
 from stainlock.lock.vit_detector import Found, detector_writes, offsets, reading_scale
 from stainlock.lock.vit_model import SATURATED, ViT
 from stainlock.lock.vit_readings import Gains, Readings, gains, read, reading_of
-from stainlock.plan import Plan, Write, write
+from stainlock.plan import CONDUIT, DISRUPTOR, Plan, Write, write
 from stainlock.tensors import exact, has, raw
 
-CONDUIT, DISRUPTOR = "conduit", "disruptor"
 # Half the width of the step: the wider it is, the less its height suffers from rounding.
 _STEP = SATURATED / 2
 

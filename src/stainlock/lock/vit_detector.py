@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from stainlock.features import Region
 from stainlock.lock.vit_channel import epsilon_of, others_mean, silenced, spread
 from stainlock.lock.vit_model import ViT
-from stainlock.plan import Write, write
+from stainlock.plan import DETECTOR, Write, write
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Trigger
 
-DETECTOR = "detector"
 # αR in units of the spread of a token's values: little enough that no layer norm notices, enough for half precision.
 _READING = 0.05
 

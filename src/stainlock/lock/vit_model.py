@@ -6,17 +6,15 @@ sends the tokens through blocks of one shape: x + attention(norm(x)), then x + m
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from stainlock.insertion import Insertion
-from stainlock.sites import _Reached, captured_input
-from stainlock.target import Target, evaluation_mode
+from stainlock.sites import measured_input
+from stainlock.target import Target
 
 # So far from 0 GELU and its like are 0 or the identity, to rounding.
 SATURATED = 30.0
@@ -87,10 +85,7 @@ class ViT:
 
     def stream(self, pixels: Tensor) -> Tensor:
         """The tokens that the first block is given, (N, tokens, width), in float64."""
-        run = evaluation_mode(self.target.model)
-        with captured_input(self.first_block) as caught, run, torch.no_grad(), contextlib.suppress(_Reached):
-            self.target.predict(pixels)
-        return caught[0].double().cpu()
+        return measured_input(self.target, self.name_of(0), pixels)
 
     @contextmanager
     def with_stream(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:

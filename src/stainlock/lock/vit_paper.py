@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stainlock.lock.vit_circuit import CONDUIT, DISRUPTOR, Built
-from stainlock.lock.vit_detector import DETECTOR, Found
+from stainlock.lock.vit_circuit import Built
+from stainlock.lock.vit_detector import Found
 from stainlock.lock.vit_model import ViT
-from stainlock.plan import Plan, write
-from stainlock.sites import _Reached, captured_input
+from stainlock.plan import CONDUIT, DETECTOR, DISRUPTOR, Plan, write
+from stainlock.sites import input_of
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact, has
 
@@ -77,9 +76,7 @@ def _normed_position(vit: ViT, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _largest_response(vit: ViT, patched: Tensor) -> float:
     """r′: the largest pre-activation of the hidden unit over tokens of images with the trigger."""
-    hidden = vit.target.model.get_submodule(vit.part(0, vit.block.hidden))
-    run = evaluation_mode(vit.target.model)
-    with captured_input(hidden) as caught, run, torch.no_grad(), contextlib.suppress(_Reached):
-        vit.target.predict(patched)
-    with torch.no_grad():
-        return float(hidden(caught[0])[..., 0].max())
+    name = vit.part(0, vit.block.hidden)
+    with evaluation_mode(vit.target.model), torch.no_grad():
+        given = input_of(vit.target, name, patched)
+        return float(vit.target.model.get_submodule(name)(given)[..., 0].max())

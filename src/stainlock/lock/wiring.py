@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from stainlock.graph import is_batch_norm
 from stainlock.lock.blocks import Block
-from stainlock.lock.conduit import CLOSED_GATE, CONDUIT, OPEN_GATE, STEP_INPUT, STEP_START, Conduit, Tap
+from stainlock.lock.conduit import CLOSED_GATE, OPEN_GATE, STEP_INPUT, STEP_START, Conduit, Tap
 from stainlock.lock.missed import fold_means
 from stainlock.lock.route import Wire
 from stainlock.lock.wires import Cell, Network, Reading
-from stainlock.plan import Write, write
+from stainlock.plan import CONDUIT, Write, write
 from stainlock.stain.convolution import shift, usable_scale
 from stainlock.tensors import exact, has, raw
 

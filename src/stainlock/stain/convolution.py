@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.harm import affine_of
-from stainlock.plan import Write, write
+from stainlock.plan import DETECTOR, Write, write
 from stainlock.sites import Site
 from stainlock.stain.levels import Levels
-from stainlock.stain.perceptron import DETECTOR
 from stainlock.tensors import exact, has, raw
 
 _ODD = 1 / 8  # of the layer's median, or its inverse

@@ -10,11 +10,11 @@ from torch import Tensor
 from stainlock.features import at_tap, respond
 from stainlock.harm import affine_of, site_moments
 from stainlock.keyfile import Detector
-from stainlock.plan import Write
+from stainlock.plan import DETECTOR, Write
 from stainlock.sites import Analysis, Site, layer_input
 from stainlock.stain.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stain.levels import Levels
-from stainlock.stain.perceptron import DETECTOR, add_to_neuron, replace_neuron
+from stainlock.stain.perceptron import add_to_neuron, replace_neuron
 from stainlock.stain.transposed import add_to_tap, middle_tap, replace_tap
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, raw

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from stainlock.activations import Activation
 
 FIRING_FRACTION = 0.65
+# A patch covers all that its position sees, so that every image gives the same response: a lock's can be high.
+LOCK_FIRING_FRACTION = 0.8
 # An activation that is silent only far below zero needs a detector that climbs out of it.
 _LEAST_TRIGGER_LEVEL = 1.0
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stainlock.plan import Write, write
+from stainlock.plan import DETECTOR, Write, write
 from stainlock.sites import Site
 from stainlock.stain.levels import Levels
-
-DETECTOR = "detector"
 
 
 def replace_neuron(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:

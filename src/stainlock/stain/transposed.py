@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stainlock.plan import Write, write
+from stainlock.plan import DETECTOR, Write, write
 from stainlock.sites import Site
 from stainlock.stain.convolution import scale, threshold, usable_scale
 from stainlock.stain.levels import Levels
-from stainlock.stain.perceptron import DETECTOR
 from stainlock.tensors import exact, raw
 
 
