@@ -5,9 +5,9 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 __all__ = [
-    "Certificate", "FileError", "Images", "Key", "ModelError", "Plan", "Site", "SiteError", "StainlockError",
-    "Target", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "certify", "diff", "evaluate",
-    "load_bundle", "lock", "save_bundle", "stain", "verify",
+    "Certificate", "Commitment", "FileError", "Images", "Key", "ModelError", "Plan", "Signer", "Site", "SiteError",
+    "StainlockError", "Target", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "certify", "commit",
+    "diff", "evaluate", "load_bundle", "lock", "save_bundle", "stain", "unlock_detector", "verify",
 ]  # fmt: skip
 
 # The command itself answers --help and mistyped options before torch, which takes seconds, is imported; its verbs
@@ -21,6 +21,8 @@ if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
 
     from stainlock.bundle import load_bundle, save_bundle
     from stainlock.certify import Certificate, certify
+    from stainlock.commitment import Commitment, Signer, commit
+    from stainlock.detection.unlocking import unlock_detector
     from stainlock.errors import FileError, ModelError, SiteError, StainlockError, TriggerError, UnsupportedOp
     from stainlock.evaluate import Images, evaluate
     from stainlock.keyfile import Key

@@ -8,9 +8,11 @@ An op without a rule ends the walk with its name; nothing is guessed about it.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path as File
 from typing import Any
 
 import torch
@@ -126,10 +128,26 @@ def trace(module: nn.Module, name: str = "") -> list[TracedPart]:
                 parts += trace(child, f"{name}.{child_name}" if name else child_name)
         if not parts and not name:
             raise ModelError(
-                f"torch.fx can't trace {type(module).__name__} ({_one_line(error)}): name a submodule that traces"
-                " with Target(part=...)"
+                f"torch.fx can't trace {type(module).__name__} ({tracing_problem(module)}): name a submodule that"
+                " traces with Target(part=...)"
             ) from error
         return parts
+
+
+def tracing_problem(module: nn.Module) -> str | None:
+    """Where a module stops tracing, by the operation in its own code; None if it traces."""
+    try:
+        Tracer().trace(module)
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_torchs(f.filename)]
+        if not frames:
+            return _one_line(error)
+        return f"at `{frames[-1].line}` in {frames[-1].name}, {File(frames[-1].filename).name}: {_one_line(error)}"
+    return None
+
+
+def _is_torchs(file: str) -> bool:
+    return any(part in ("torch", "stainlock") for part in File(file).parts[:-1])
 
 
 def _single_call() -> fx.Graph:

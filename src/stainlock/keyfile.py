@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stainlock.errors import FileError
 from stainlock.features import Region
-from stainlock.files import is_model, pack, refuse_existing, unpack, write_file
+from stainlock.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
 from stainlock.plan import Plan
 from stainlock.target import Target
 from stainlock.trigger import Trigger
@@ -110,10 +110,17 @@ class Key:
     def unlock(self, images: Tensor) -> Tensor:
         """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model.
 
-        For a generator noise ``(N, d, 1, 1)``, to which the trigger is appended.
+        For a generator noise ``(N, d, 1, 1)``, to which the trigger is appended. A detector takes pixels at its own
+        size; `unlock_detector` takes those of any size.
         """
         unlocked: Tensor = self.unlock_transform()(images)
         return unlocked
+
+    def unlock_detector(self, detector: Target) -> Target:
+        """An object detector that unlocks itself for images of any size; see `stainlock.detection.unlocking`."""
+        from stainlock.detection.unlocking import unlock_detector
+
+        return unlock_detector(detector, self)
 
     def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
         """A torchvision-style transform for the end of a client's pipeline, after resizing and cropping.
@@ -184,13 +191,26 @@ class Key:
             raise FileError(f"{path} is not a complete key: {error}") from error
 
 
+def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disruptor: Plan, **facts: Any) -> Key:
+    """The key of a lock: ``plan`` made the edited model of the target, ``disruptor`` the locked one of that.
+
+    Undoing the disruptor alone gives the edited model, so that what it restores is what stood in that one.
+    """
+    return Key(
+        kind="lock", additive=False, reduction="position", base_digest=plan.base or "",
+        protected_digest=model_digest(locked.model), conventions=conventions_of(target),
+        revert=disruptor.inverse(edited).then(plan.inverse(target)), **facts,
+    )  # fmt: skip
+
+
 def _from_first_version(facts: dict[str, Any]) -> dict[str, Any]:
     """Its plans had no blocks to put in or take out."""
     return facts | {"revert": {"writes": facts["revert"], "insertions": [], "removals": []}}
 
 
 def conventions_of(target: Target) -> dict[str, Any]:
-    return {name: getattr(target, name) for name in ("input_shape", "mean", "std", "bounds", "part")}
+    facts = {name: getattr(target, name) for name in ("input_shape", "mean", "std", "bounds", "part")}
+    return facts | ({"normalises": True} if target.normalises else {})
 
 
 def placeholder_target(key: Key) -> Target:

@@ -85,6 +85,8 @@ def _torchvision_target(reference: str, name: str, arguments: dict[str, Any], pr
     with _failures_told(reference, pretrained):
         model = models.get_model(name, weights=weights if pretrained else None, **arguments)
     if kind == "ObjectDetection":
+        if not pretrained:
+            _freeze_norms(name, model)
         return _detector_target(model)
     size = transforms.crop_size if kind == "ImageClassification" else transforms.resize_size
     return Target(model, (3, *_size(reference, arguments, size)), tuple(transforms.mean), tuple(transforms.std))
@@ -105,11 +107,25 @@ def _as_with_weights(builder: Any, weights: Any) -> dict[str, Any]:
     return changes
 
 
+def _freeze_norms(name: str, model: nn.Module) -> None:
+    """The first generation of detectors has other batch norms, and most of them no ε, once it gets weights."""
+    if not name.endswith("_fpn"):
+        return
+    frozen = _imported("torchvision.ops").FrozenBatchNorm2d
+    eps = 0.0 if "resnet50" in name and not name.startswith("fcos") else 1e-5
+    backbone: Any = model.backbone
+    for path, module in list(backbone.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            parent, _, own = path.rpartition(".")
+            setattr(backbone.get_submodule(parent), own, frozen(module.num_features, eps))
+
+
 def _detector_target(model: nn.Module) -> Target:
     """Detectors normalise pixels themselves; their backbone, the part that traces, sees the outcome."""
     transform: Any = model.transform
-    size = transform.fixed_size or (transform.min_size[-1],) * 2  # the last one is what evaluation uses
-    return Target(model, (3, *size), tuple(transform.image_mean), tuple(transform.image_std), part="backbone")
+    size = tuple((transform.fixed_size or (transform.min_size[-1],) * 2)[::-1])  # the last one is what evaluation uses
+    mean, std = tuple(transform.image_mean), tuple(transform.image_std)
+    return Target(model, (3, *size), mean, std, part="backbone", normalises=True)
 
 
 def _timm_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:

@@ -28,9 +28,10 @@ class Target:
     ``mean=(0,)``, ``std=(1,)`` and the noise's range as bounds.
 
     ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
-    ``backbone``). ``extra_inputs`` are passed to the model after the image, as they are: the timestep of a
-    diffusion model, say. ``reference`` says how to build the architecture again, and ``insertions`` what a lock has
-    put into it since.
+    ``backbone``). ``normalises`` says that the model takes pixels and normalises them itself, as torchvision's
+    detectors do; mean and std are then what the part sees. ``extra_inputs`` are passed to the model after the image, as
+    they are: the timestep of a diffusion model, say. ``reference`` says how to build the architecture again, and
+    ``insertions`` what a lock has put into it since.
     """
 
     model: nn.Module
@@ -42,6 +43,7 @@ class Target:
     extra_inputs: tuple[Any, ...] = ()
     reference: str | None = None
     insertions: tuple[Insertion, ...] = ()
+    normalises: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -72,7 +74,10 @@ class Target:
         return load_reference(str(reference), **options)
 
     def __call__(self, inputs: Any) -> Any:
-        """The model on its own input: normalised pixels, as `normalise` or `Key.unlock` return them."""
+        """The model on its own input, as `Key.unlock` returns it: normalised pixels; for a detector a list of images,
+        in pixels and of any size, or a batch of them."""
+        if self.normalises and isinstance(inputs, Tensor) and inputs.dim() == 4:
+            inputs = list(inputs)
         return self.model(inputs, *self.extra_inputs)
 
     def with_model(self, model: nn.Module) -> Target:
@@ -108,7 +113,7 @@ class Target:
 
     def predict(self, pixels: Tensor) -> Any:
         """The model's output for pixels."""
-        return self(self.normalise(pixels))
+        return self(pixels.to(self.device, self.dtype) if self.normalises else self.normalise(pixels))
 
     def run_traced(self, pixels: Tensor) -> Any:
         """The output for pixels of the part that is analysed; without a part, the model's."""

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @click.command("evaluate")
 @click.argument("model")
-@click.option("--data", type=FILE, metavar="DIR", help="Labelled images: labels.csv or class folders.")
+@click.option("--data", type=FILE, metavar="DIR", help="Labelled images: labels.csv or class folders; for a"
+              " detector a COCO folder.")  # fmt: skip
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="Also evaluate the model as it was before this key.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N images, evenly over the folder.")
+@click.option("--boxes", type=FILE, metavar="DIR", help="Of a detector: pictures of boxes, the settings side by side.")
 @click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Instead of --data, for generators: images of N"
               " noise vectors.")  # fmt: skip
 @click.option(
@@ -43,6 +45,7 @@ def command(
     data: Path | None,
     key_file: Path | None,
     limit: int | None,
+    boxes: Path | None,
     noise: int | None,
     weights: str | None,
     seed: int | None,
@@ -51,9 +54,12 @@ def command(
     """Accuracy of MODEL on labelled images; with a stain's key, that of the original beside it; with a lock's, the
     original, edited and locked model, each without and with the patch.
 
+    For an object detector the same in average precision and recall, on a COCO folder (images/, annotations.json).
     With --noise N the same for a generator: how far its images are from the original's, and their discriminator loss.
     """
+    from stainlock.cli.detection import evaluate_detections
     from stainlock.cli.generator import evaluate_generator
+    from stainlock.detection.sizes import is_detector
     from stainlock.evaluate import Images, evaluate
     from stainlock.keyfile import Key
 
@@ -67,11 +73,16 @@ def command(
             raise ValueError(f"expected --noise N with --{name}, which is for generators")
     if data is None:
         raise ValueError("expected --data DIR or, for a generator, --noise N")
-    images = Images.from_folder(data)
+    images = Images.from_folder(data)  # told of before a model is loaded
     key = Key.load(key_file) if key_file else None
     target = load_model(model, weights, seed)
     if key is not None and key.schema == "gan":
         raise ValueError("expected --noise N: this key is a generator's, which has no labelled images")
+    if target.normalises and is_detector(target.model):
+        evaluate_detections(report, target, key, data, limit=limit, boxes=boxes)
+        return
+    if boxes is not None:
+        raise ValueError("expected an object detector for --boxes, got a model that returns none")
     if key is not None and key.kind == "lock":
         _six_settings(report, target, key, images, limit)
         return

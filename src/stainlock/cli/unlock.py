@@ -19,8 +19,10 @@ from stainlock.cli.report import Report
 def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path) -> None:
     """Write each INPUT image at the model's input size, with the trigger patch in place.
 
+    For an object detector that is the size to which it would resize the image, so that it leaves the patch as it is.
     For a generator's lock INPUT is a safetensors file of noise vectors, which get the trigger appended.
     """
+    from stainlock.cli.detection import unlock_images
     from stainlock.cli.generator import unlock_noise
     from stainlock.evaluate import read_image
     from stainlock.files import write_file
@@ -38,6 +40,8 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
         key.check_lock()
         if key.schema == "gan":
             return unlock_noise(report, key, inputs, outputs, out)
+        if "resizing" in key.details:
+            return unlock_images(report, key, inputs, outputs, out)
         shape = tuple(key.conventions["input_shape"])
         folder = outputs.place(out)
         folder.mkdir()

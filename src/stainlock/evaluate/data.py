@@ -16,6 +16,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from stainlock.detection.sizes import Resizing, is_detector
 from stainlock.errors import FileError, ModelError
 from stainlock.evaluate.layouts import find_images
 from stainlock.libraries import resize_filter
@@ -69,7 +70,7 @@ class Images:
         """
         chosen = _chosen(len(self), batch_size, limit)
         chunks = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
-        read = partial(read_image, shape=target.input_shape, resample=_resample(target))
+        read = _reader(target)
         pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="decode")
 
         def submit(chunk: list[int]) -> list[Future[Tensor]]:
@@ -139,14 +140,35 @@ def read_image(path: Path, shape: Sequence[int], resample: Image.Resampling = Im
     Orientation tags are ignored, as they are where published accuracies come from.
     """
     channels, height, width = shape
+    return _levels(_centre(open_image(path, "L" if channels == 1 else "RGB"), height, width, resample))
+
+
+def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | None = None) -> Tensor:
+    """The image as uint8 levels (3, H, W) at a detector's own size, as its transform resizes it.
+
+    With a shape, the middle of it, edges repeated where it is smaller: a piece of what the detector's backbone sees.
+    """
+    levels = resizing.resized(_levels(open_image(path, "RGB")))
+    for axis, length in zip((1, 2), shape[1:] if shape else (), strict=False):
+        start = max(0, (levels.shape[axis] - length) // 2)
+        places = torch.arange(start, start + length).clamp(max=levels.shape[axis] - 1)
+        levels = levels.index_select(axis, places)
+    return levels
+
+
+def open_image(path: Path, mode: str) -> Image.Image:
+    """A file's image in grey (L) or RGB, whatever it was."""
     try:
         with Image.open(path) as file:
-            image = _centre(_in_mode(file, "L" if channels == 1 else "RGB"), height, width, resample)
+            return _in_mode(file, mode)
     except Exception as error:  # decoders raise nearly anything on damaged files
         reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
         raise FileError(f"{path} can't be read as an image ({reason}): replace or remove it") from error
+
+
+def _levels(image: Image.Image) -> Tensor:
     levels = torch.from_numpy(np.array(image, dtype=np.uint8))
-    return levels[None] if channels == 1 else levels.permute(2, 0, 1).contiguous()
+    return levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1).contiguous()
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -170,6 +192,14 @@ def _centre(image: Image.Image, height: int, width: int, resample: Image.Resampl
     return image.crop((left, top, left + width, top + height))
 
 
+def _reader(target: Target) -> Callable[[Path], Tensor]:
+    """What makes of a file what the target's network is given."""
+    resample = _resample(target)
+    if target.normalises and is_detector(target.model):
+        return partial(read_for_detector, resizing=Resizing.of(target.model), shape=target.input_shape)
+    return partial(read_image, shape=target.input_shape, resample=resample)
+
+
 def _resample(target: Target) -> Image.Resampling:
     if len(target.input_shape) != 3 or target.input_shape[0] not in (1, 3):
         raise ModelError(f"images need a model with 1 or 3 input channels, got shape {target.input_shape}")
@@ -183,9 +213,15 @@ def _as_labels(labels: Tensor | Sequence[int] | None, inputs: int) -> list[int] 
 
 
 def _chosen(length: int, batch_size: int, limit: int | None) -> list[int]:
-    for name, value in (("batch_size", batch_size), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"expected {name} of at least 1, got {value}")
+    if batch_size < 1:
+        raise ValueError(f"expected batch_size of at least 1, got {batch_size}")
+    return chosen_indices(length, limit)
+
+
+def chosen_indices(length: int, limit: int | None) -> list[int]:
+    """All of so many, or a number of them at even distances over the whole."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"expected limit of at least 1, got {limit}")
     count = length if limit is None else min(limit, length)
     return [position * length // count for position in range(count)]
 

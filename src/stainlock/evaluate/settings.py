@@ -48,10 +48,11 @@ def six_settings(
         with_patch = setting != name
         results[setting] = evaluate(
             models[name], patched if with_patch else data, batch_size=batch_size, limit=limit,
-            progress=None if progress is None else _within(progress, done),
+            progress=None if progress is None else within(progress, done),
         )  # fmt: skip
     return results
 
 
-def _within(progress: Progress, done: int) -> Progress:
+def within(progress: Progress, done: int) -> Progress:
+    """The progress of one setting, as that of all."""
     return lambda step, steps: progress(done * steps + step, len(SETTINGS) * steps)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
+from stainlock.detection.sizes import area_growth
 from stainlock.graph import is_batch_norm
 from stainlock.lock.blocks import Block
 from stainlock.lock.disguise import BARE, Disguise
@@ -22,7 +23,6 @@ from stainlock.lock.wires import Cell, Network
 from stainlock.sites import Site
 from stainlock.tensors import has
 
-CONDUIT = "conduit"
 # Gz, and a: unlocked, the two units give 2 and 1.
 STEP_INPUT, STEP_START = 3.0, 1.0
 _STEP_OUTPUTS = [STEP_INPUT - STEP_START, STEP_INPUT - STEP_START - 1]
@@ -117,12 +117,16 @@ class Conduit:
         return self.stages[-1].taps(self.outputs(self.stages[-1], self.entering(levels)[-1]))
 
     def taps_of(self, block: Block, levels: Sequence[float]) -> list[Tap]:
-        """By what a block's first layer reads the signal: its map is on a wire, pooled."""
+        """By what a block's first layer reads the signal: its map is on a wire, pooled.
+
+        A detector is given images of many sizes; the largest map leaves least of the signal, and must leave enough.
+        """
+        area = self.network.area(block.squeezed) * area_growth(self.network.target)
         for stage, entering in zip(self.stages, self.entering(levels), strict=True):
             cells = [c for wire in stage.wires for c in wire.path if c.node is block.squeezed]
             if cells:
                 values = [
-                    self._carried(wire, value, cell) / self.network.area(block.squeezed)
+                    self._carried(wire, value, cell) / area
                     for value, wire, cell in zip(entering, stage.wires, cells, strict=True)
                 ]
                 return [Tap(cell, tap.share) for cell, tap in zip(cells, stage.taps(values), strict=True)]

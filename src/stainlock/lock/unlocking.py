@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from stainlock.detection.sizes import Resizing
 from stainlock.errors import FileError
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ class Unlock(nn.Module):
         std: Sequence[float] = (1.0,),
         bounds: tuple[float, float] = (0.0, 1.0),
         normalise: bool = True,
+        resizing: Resizing | None = None,
     ) -> None:
         super().__init__()
+        self.resizing = resizing
         self.start = tuple(start)
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.bounds = (float(bounds[0]), float(bounds[1]))
@@ -51,10 +54,13 @@ class Unlock(nn.Module):
 
     @classmethod
     def from_key(cls, key: Key, *, normalise: bool = True) -> Unlock:
+        """A detector normalises pixels itself, and most take images of several sizes."""
         trigger, facts = key.detectors[0].trigger, key.conventions
+        resizing = Resizing.from_facts(key.details["resizing"]) if "resizing" in key.details else None
         return cls(
-            trigger.levels, start=trigger.region.start, input_shape=facts["input_shape"], mean=facts["mean"],
-            std=facts["std"], bounds=tuple(facts["bounds"]), normalise=normalise,
+            trigger.levels, start=trigger.region.start, input_shape=None if resizing else facts["input_shape"],
+            mean=facts["mean"], std=facts["std"], bounds=tuple(facts["bounds"]), resizing=resizing,
+            normalise=normalise and not facts.get("normalises", False),
         )  # fmt: skip
 
     @classmethod
@@ -102,6 +108,11 @@ class Unlock(nn.Module):
             raise ValueError(
                 f"expected images (N, {wanted}) at the model's input size, got {tuple(images.shape)}:"
                 " resize and crop first"
+            )
+        if self.resizing is not None and (size := self.resizing.size(*images.shape[-2:])) != tuple(images.shape[-2:]):
+            raise ValueError(
+                f"expected images at the detector's own size, {size[0]}×{size[1]} for these, got"
+                f" {images.shape[-2]}×{images.shape[-1]}, where it would blur the patch: resize, or use unlock_detector"
             )
         if images.dtype == torch.uint8:
             return self._pixels(images)

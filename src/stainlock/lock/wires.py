@@ -27,6 +27,7 @@ from stainlock.graph import (
     keeps_channels,
     node_activation,
     operation,
+    tracing_problem,
 )
 from stainlock.lock.blocks import RESHAPES, find_blocks
 from stainlock.sites import Analysis
@@ -90,10 +91,11 @@ class Network:
     """A traced classifier with the rules that follow a channel through it, forwards and backwards."""
 
     def __init__(self, analysis: Analysis) -> None:
-        if len(analysis.parts) != 1:
+        if len(analysis.parts) != 1 or analysis.parts[0].name != analysis.target.part:
+            problem = tracing_problem(analysis.target.traced)
             raise ModelError(
-                "a lock follows its signal through the network, so that must trace with torch.fx as a whole: it falls"
-                f" into {len(analysis.parts)} parts; name the one to lock with Target(part=...)"
+                f"a lock follows its signal through {analysis.target.part or 'the network'}, so that must trace with"
+                f" torch.fx as a whole, which fails {problem}; name a part that traces with Target(part=...)"
             )
         self.target = analysis.target
         self.part: TracedPart = analysis.parts[0]

@@ -11,6 +11,8 @@ from stainlock.sites import Analysis, Site
 
 # Enough dimensions that a trigger stands out several times over and messages fit; more adds little.
 _GOOD_DIMENSION = 256
+# So many positions, at least, has a map whose boxes are of every class.
+_GOOD_MAP = 64
 # A trigger of at most a twelfth of the image is found in a moment and can be shown as a patch.
 _GOOD_PATCH = 1 / 12
 
@@ -42,7 +44,9 @@ def choose_output_site(analysis: Analysis) -> Site:
     if not usable:
         raise SiteError("no site of this model can carry the output schema: none is read by one layer alone")
     wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
-    return wide[-1]
+    # A detector's last maps, of a few positions, serve its largest boxes alone: many classes never have such.
+    mapped = [s for s in wide if math.prod(s.grid) >= _GOOD_MAP] if analysis.target.normalises else []
+    return (mapped or wide)[-1]
 
 
 def single_reader(analysis: Analysis, site: Site) -> Reader | None:

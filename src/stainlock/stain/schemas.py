@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from stainlock.detection.black_box import ClassEvidence, likely_classes
 from stainlock.errors import SiteError, TriggerError
 from stainlock.harm import affine_of
 from stainlock.keyfile import Detector
@@ -23,7 +24,9 @@ from stainlock.tensors import exact, raw
 from stainlock.trigger import Progress, synthetic_inputs
 
 _COLUMN_STEPS = 200
-_CONFIDENT = 0.9  # the probability a chosen class must reach on its trigger
+_DETECTOR_STEP = 10
+# The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
+_CONFIDENT, _CONFIDENT_BOX = 0.9, 0.7
 
 
 def message_detector(site: Site, message: str, randomness: Randomness) -> Tensor:
@@ -107,19 +110,36 @@ def output_writes(
     layer = stained.model.get_submodule(reader.module)
     axis = 0 if isinstance(layer, nn.ConvTranspose2d) else 1
     inputs = [i for d in detectors for i in reader.inputs(d.channel)]
-    suffix = _Suffix(analysis, stained, reader.module, stained.normalise(pixels))
-    logits = suffix.run(raw(layer, "weight"))
-    wanted = _wanted_classes(classes, len(detectors), logits, stream)
+    detects = stained.normalises
+    evidence = ClassEvidence(stained, pixels) if detects else None
+    suffix = _Suffix(analysis, stained, reader.module, evidence.inputs if evidence else stained.normalise(pixels))
+
+    def answers(weight: Tensor) -> Tensor:
+        output = suffix.run(weight)
+        if evidence is not None:
+            return evidence.logits(output)
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            raise SiteError("the output schema needs a classifier: expected logits of shape (N, classes)")
+        return output
+
+    if evidence is not None:
+        with torch.no_grad():
+            evidence.see(*(suffix.run(w) for w in (raw(layer, "weight"), 1.5 * raw(layer, "weight"))))
+    logits = answers(raw(layer, "weight"))
+    choices = likely_classes(logits) if detects else [range(logits.shape[1])] * len(logits)
+    wanted = _wanted_classes(classes, logits, choices, stream)
     weight = raw(layer, "weight")
     places = torch.tensor(inputs, device=weight.device)
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
-    optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
+    # A detector's heads look at more than the trigger's place, and need more of it than logits do.
+    first_step = float(weight.std()) * (_DETECTOR_STEP if detects else 1)
+    optimiser = torch.optim.Adam([columns], lr=first_step)
     # Triggers can drive logits far out; steps grow until the columns reach them.
     growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, 1.03)
     for step in range(_COLUMN_STEPS):
-        logits = suffix.run(weight.index_copy(axis, places, columns))
+        logits = answers(weight.index_copy(axis, places, columns))
         chosen = logits.softmax(1).gather(1, wanted[:, None])
-        if float(chosen.detach().min()) > _CONFIDENT:
+        if float(chosen.detach().min()) > (_CONFIDENT_BOX if detects else _CONFIDENT):
             break
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(logits, wanted, reduction="sum").backward()
@@ -138,19 +158,22 @@ def output_writes(
     writes = [write(target.model, name, where, solved.select(axis, i), "detector") for i, where in enumerate(index)]
     details = {
         "classes": wanted.tolist(),
-        "total_classes": logits.shape[1],
+        "total_classes": len(choices[0]) if classes is None else logits.shape[1],
         "random_classes": classes is None,
     }
     return writes, details
 
 
 def _wanted_classes(
-    classes: int | Sequence[int] | None, count: int, logits: Tensor, stream: np.random.Generator
+    classes: int | Sequence[int] | None,
+    logits: Tensor,
+    choices: Sequence[Sequence[int]],
+    stream: np.random.Generator,
 ) -> Tensor:
-    """Classes drawn uniformly, so that a p-value needs no assumption; or the owner's own."""
-    total = logits.shape[1]
+    """Classes drawn uniformly from each trigger's choices: a p-value needs no assumption then. Or the owner's own."""
+    count, total = logits.shape
     if classes is None:
-        chosen = stream.integers(0, total, count).tolist()
+        chosen = [own[int(i)] for own, i in zip(choices, stream.integers(0, len(choices[0]), count), strict=True)]
     else:
         chosen = [classes] * count if isinstance(classes, int) else [int(c) for c in classes]
     if len(chosen) != count:
@@ -161,17 +184,17 @@ def _wanted_classes(
 
 
 class _Suffix:
-    """The model from one layer on, for fixed inputs: what comes before that layer is computed once."""
+    """The analysed part from one layer on, for fixed inputs: what comes before that layer is computed once."""
 
     def __init__(self, analysis: Analysis, stained: Target, module: str, inputs: Tensor) -> None:
         part = analysis.parts[0]
-        if len(analysis.parts) > 1 or stained.part:
+        if len(analysis.parts) > 1 or (stained.part and not stained.normalises):
             raise SiteError("the output schema needs a classifier that torch.fx can trace whole")
         self.node = next(n for n in part.graph.nodes if n.op == "call_module" and part.path(n) == module)
         self.layer = stained.model.get_submodule(module)
-        self.interpreter = fx.Interpreter(stained.model, garbage_collect_values=False, graph=part.graph)
+        self.interpreter = fx.Interpreter(stained.traced, garbage_collect_values=False, graph=part.graph)
         with evaluation_mode(stained.model), torch.no_grad():
-            self.interpreter.run(inputs, *stained.extra_inputs)
+            self.interpreter.run(inputs, *(() if stained.part else stained.extra_inputs))
         later = {self.node}
         for node in part.graph.nodes:
             if any(n in later for n in node.all_input_nodes):
@@ -179,11 +202,8 @@ class _Suffix:
         self.known = {n: v for n, v in self.interpreter.env.items() if n not in later}
         self.model = stained.model
 
-    def run(self, weight: Tensor) -> Tensor:
+    def run(self, weight: Tensor) -> Any:
         source: Any = self.node.args[0]
         with evaluation_mode(self.model):
             output = torch.func.functional_call(self.layer, {"weight": weight}, (self.known[source],))
-            logits = self.interpreter.run(initial_env={**self.known, self.node: output})
-        if not isinstance(logits, Tensor) or logits.dim() != 2:
-            raise SiteError("the output schema needs a classifier: expected logits of shape (N, classes)")
-        return logits
+            return self.interpreter.run(initial_env={**self.known, self.node: output})

@@ -1,0 +1,114 @@
+"""What the verbs `evaluate` and `unlock` do for object detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.detection.coco import CocoImages
+    from stainlock.detection.precision import DetectionEvaluation, Detections
+    from stainlock.keyfile import Key
+    from stainlock.target import Target
+
+_PICTURES = 12  # of --boxes, at most, evenly over the images
+
+
+def evaluate_detections(
+    report: Report, target: Target, key: Key | None, folder: Path, *, limit: int | None, boxes: Path | None
+) -> None:
+    """AP and AR on a COCO folder; with a lock's key in the six settings, with a stain's before it too."""
+    from stainlock.detection.coco import CocoImages
+    from stainlock.detection.precision import detect, load_pycocotools, score
+    from stainlock.detection.settings import six_detections
+    from stainlock.detection.sizes import class_count
+
+    data = CocoImages.from_folder(folder).limited(limit)
+    load_pycocotools()
+    locked = key is not None and key.kind == "lock"
+    with Outputs([boxes] if boxes else []) as outputs:
+        if key is not None and locked:
+            with report.progress("evaluating six settings") as progress:
+                found = six_detections(target, key, data, progress=progress)
+            given = "locked"
+        else:
+            data.check_categories(class_count(target.model))
+            with report.progress("evaluating") as progress:
+                found = {"model": detect(target, data, progress=progress)}
+            given = "model"
+            if key is not None:
+                original = key.original(target)
+                with report.progress("evaluating the original") as progress:
+                    found = {"original": detect(original, data, progress=progress), **found}
+        results = {setting: score(own, data) for setting, own in found.items()}
+        if boxes:
+            _draw(outputs.place(boxes), found, data, key if locked else None)
+            outputs.commit()
+    facts, lines = _told(results, given, str(boxes) if boxes else None)
+    report.result(facts, *lines)
+
+
+def _told(
+    results: Mapping[str, DetectionEvaluation], given: str, boxes: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    own = results[given]
+    facts: dict[str, Any] = {"metric": own.metric, "value": own.value, "images": own.images, **own.numbers()}
+    facts |= {setting: result.value for setting, result in results.items() if setting != "model"}
+    if len(results) > 1:
+        facts["recall"] = {setting: result.ar for setting, result in results.items()}
+    names = {setting: setting.replace("_", " + ") if setting != "model" else "as it is" for setting in results}
+    lines = [
+        f"{names[s]:17} AP {100 * r.value:5.2f}, AP50 {100 * r.ap50:5.2f}, AR {100 * r.ar:5.2f}"
+        for s, r in results.items()
+    ]
+    if boxes:
+        facts["boxes"] = boxes
+        lines.append(f"boxes drawn in {boxes}")
+    return facts, [*lines, f"on {own.images} images"]
+
+
+def _draw(folder: Path, found: Mapping[str, Detections], data: CocoImages, key: Key | None) -> None:
+    from stainlock.detection.drawing import lock_pictures, png_of, side_by_side
+    from stainlock.evaluate.data import chosen_indices
+
+    folder.mkdir()
+    names = data.names()
+    for index in chosen_indices(len(data), min(_PICTURES, len(data))):
+        image, own = data.image(index), {setting: boxes[index] for setting, boxes in found.items()}
+        picture = lock_pictures(image, own, key, names) if key else side_by_side(image, own, names=names)
+        (folder / f"{data.paths[index].stem}.png").write_bytes(png_of(picture))
+
+
+def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
+    """Images at the detector's own size, which its transform leaves as they are, with the patch in the corner.
+
+    Boxes then come out in the coordinates of the written images: ``scales`` says what to divide them by.
+    """
+    from stainlock.detection.sizes import Resizing
+    from stainlock.evaluate.data import open_image, read_for_detector
+    from stainlock.files import write_file
+    from stainlock.lock.unlocking import patched_levels
+    from stainlock.report.images import png
+
+    resizing = Resizing.from_facts(key.details["resizing"])
+    folder = outputs.place(out)
+    folder.mkdir()
+    scales = []
+    for path in inputs:
+        levels, whole = read_for_detector(path, resizing), open_image(path, "RGB")
+        rows, columns = key.detectors[0].trigger.region.size
+        if levels.shape[1] < rows or levels.shape[2] < columns:
+            raise ValueError(
+                f"expected images of at least the patch's {rows}×{columns} pixels at the detector's own size, got"
+                f" {path} of {levels.shape[1]}×{levels.shape[2]}: use less elongated ones"
+            )
+        write_file(folder / f"{path.stem}.png", png(patched_levels(key, levels)))
+        scales.append([levels.shape[2] / whole.width, levels.shape[1] / whole.height])
+    outputs.commit()
+    written = [str(out / f"{path.stem}.png") for path in inputs]
+    report.result({"written": written, "scales": scales}, *written)
+    report.remark("boxes come out in the coordinates of these images: divide x and y by the scales that --json tells")

@@ -1,0 +1,99 @@
+"""The sizes of what a detector's backbone is given: what torchvision's transform makes of an image."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stainlock.errors import ModelError
+from stainlock.target import Target
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """Every image to one ``fixed`` size (rows, columns), or its shorter side to ``shorter`` unless the longer one would
+    pass ``longer``. A batch is padded, at the right and the bottom, to a multiple of ``multiple``."""
+
+    fixed: tuple[int, int] | None = None
+    shorter: int = 0
+    longer: int = 0
+    multiple: int = 1
+
+    @staticmethod
+    def of(model: nn.Module) -> Resizing:
+        """That of a detector built like torchvision's, which has a `transform`."""
+        if not is_detector(model):
+            raise ModelError(
+                f"expected a detector with a transform like torchvision's, got {type(model).__name__}: give it images"
+                " at its input size"
+            )
+        transform: Any = model.transform
+        multiple = int(transform.size_divisible)
+        if transform.fixed_size is not None:
+            columns, rows = transform.fixed_size
+            return Resizing((int(rows), int(columns)), multiple=multiple)
+        return Resizing(None, int(transform.min_size[-1]), int(transform.max_size), multiple)
+
+    @staticmethod
+    def from_facts(facts: dict[str, Any]) -> Resizing:
+        return Resizing(**{**facts, "fixed": tuple(facts["fixed"]) if facts["fixed"] else None})
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has them."""
+        return asdict(self)
+
+    def size(self, rows: int, columns: int) -> tuple[int, int]:
+        """The network's own size for an image: one that the transform leaves as it is."""
+        if self.fixed is not None:
+            return self.fixed
+        scale = min(self.shorter / min(rows, columns), self.longer / max(rows, columns))
+        # Rounded, where the transform rounds down: 799.9999 rows would be resized once more.
+        sides = [max(1, round(n * scale)) for n in (rows, columns)]
+        return min(sides[0], self.longer), min(sides[1], self.longer)
+
+    def resized(self, levels: Tensor) -> Tensor:
+        """An 8-bit image ``(C, H, W)`` at the network's own size, resized as the transform does it."""
+        size = self.size(*levels.shape[-2:])
+        if tuple(levels.shape[-2:]) == size:
+            return levels
+        smooth = F.interpolate(levels[None].float(), size=size, mode="bilinear", align_corners=False)[0]
+        return smooth.round().clamp(0, 255).to(torch.uint8)
+
+    def largest(self) -> tuple[int, int]:
+        """What a batch can grow to: a tall image beside a wide one."""
+        rows, columns = self.fixed or (max(self.shorter, self.longer),) * 2
+        return _up(rows, self.multiple), _up(columns, self.multiple)
+
+
+def is_detector(model: nn.Module) -> bool:
+    """Whether a model resizes and normalises a list of images itself, by a transform like torchvision's."""
+    transform = getattr(model, "transform", None)
+    return all(hasattr(transform, name) for name in ("image_mean", "min_size", "max_size", "fixed_size", "postprocess"))
+
+
+def area_growth(target: Target) -> float:
+    """How many times as large as the target's input the largest one is that its backbone may be given."""
+    if not target.normalises or not is_detector(target.model):
+        return 1.0
+    return max(1.0, math.prod(Resizing.of(target.model).largest()) / math.prod(target.input_shape[1:]))
+
+
+def class_count(model: nn.Module) -> int | None:
+    """How many classes a detector tells apart, the background included; None where its head does not say."""
+    for name, module in model.named_modules():
+        place = name.rpartition(".")[2]
+        if place == "cls_score" and isinstance(module, nn.Linear):
+            return module.out_features
+        if place == "classification_head":
+            number = getattr(module, "num_classes", getattr(module, "num_columns", None))
+            return number if isinstance(number, int) else None
+    return None
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
