@@ -28,18 +28,25 @@ from stainlock.evaluate import Tensors
 from stainlock.plan import diff
 from stainlock.target import evaluation_mode
 
-INTERNAL, GATES = {"kind": "internal"}, {"kind": "squeeze-excite", "blocks": "inserted"}
+INTERNAL = {"kind": "internal"}
+ONE_GATE = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "gains"}
+SIX_GATES = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "shifts", "gates": 6}
 # None is the site that `lock` recommends.
 CASES: dict[str, list[dict[str, Any]]] = {
     "resnet50": [
-        *({**kind, "site": site} for kind in (INTERNAL, GATES) for site in (None, "layer1.1.conv2", "layer2.0.conv1")),
+        *(
+            {**kind, "site": site}
+            for kind in (INTERNAL, ONE_GATE)
+            for site in (None, "layer1.1.conv2", "layer2.0.conv1")
+        ),
+        {**SIX_GATES, "site": None},
     ],
-    "efficientnet_lite0": [{**INTERNAL, "site": None}, {**GATES, "site": None}, {**GATES, "site": None, "gates": 6}],
-    "resnet56_cifar10": [{**INTERNAL, "site": None}, {**GATES, "site": None}],
-    "vgg16_cifar10": [{**INTERNAL, "site": None}, {**GATES, "site": "features.2"}],
+    "efficientnet_lite0": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, SIX_GATES)],
+    "resnet56_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": None}],
+    "vgg16_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": "features.2"}],
 }
 SETTINGS = ("original", "original_patch", "edited", "edited_patch", "locked", "unlocked")
-BATCH = 50
+BATCH = 4
 MOST_LATENCY = {"internal": 1.02, "squeeze-excite": 1.05}
 LARGEST_PATCH = 32
 
@@ -50,6 +57,7 @@ class Row:
 
     model: str
     kind: str
+    form: str
     recommended: bool
     site: str = ""
     gates: int = 0
@@ -84,11 +92,11 @@ def main() -> int:
         target: Target = getattr(zoo, name)()
         pixels, labels = zoo.natural(name, options.images)
         assert labels is not None
-        plain = run(target, pixels)
+        plain = run([target], pixels)[0]
         for case in CASES[name]:
             if case["kind"] not in options.kinds:
                 continue
-            row = Row(name, case["kind"], case["site"] is None)
+            row = Row(name, case["kind"], case.get("gate_form", ""), case["site"] is None)
             for seed in range(options.detectors):
                 measure(row, target, case, seed, pixels, labels, plain)
             print_row(row, len(pixels))
@@ -112,10 +120,9 @@ def measure(
     row.patch = key.detectors[0].trigger.region.size
     patched = key.unlock_transform(normalise=False)(pixels)
     edited = key.edited(locked)
-    logits = {
-        "original": plain, "original_patch": run(target, patched), "edited": run(edited, pixels),
-        "edited_patch": run(edited, patched), "locked": run(locked, pixels), "unlocked": run(locked, patched),
-    }  # fmt: skip
+    logits = {"original": plain, "original_patch": run([target], patched)[0]}
+    logits["edited"], logits["locked"] = run([edited, locked], pixels)
+    logits["edited_patch"], logits["unlocked"] = run([edited, locked], patched)
     for setting in SETTINGS:
         row.accuracy[setting].append(float((logits[setting].argmax(1) == labels).double().mean()))
     error = (logits["unlocked"] - logits["edited_patch"]).abs().max() / logits["edited_patch"].abs().max()
@@ -131,9 +138,21 @@ def measure(
         row.latency = latency(target, locked, pixels[:8])
 
 
-def run(target: Target, pixels: Tensor) -> Tensor:
-    with evaluation_mode(target.model), torch.inference_mode():
-        return torch.cat([target.predict(batch) for batch in pixels.split(BATCH)])
+def run(targets: list[Target], pixels: Tensor) -> list[Tensor]:
+    """The logits of models, fused as an inference engine does; what they share but for the last layer is run once."""
+    first, *others = targets
+    last = [name for name, module in first.model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
+    changed = {write.parameter.rpartition(".")[0] for other in others for write in diff(first, other).writes}
+    if others and changed != {last}:
+        return [logits for target in targets for logits in run([target], pixels)]
+    body = first.copy()
+    parent, _, own = last.rpartition(".")
+    body.model.get_submodule(parent)._modules[own] = torch.nn.Identity()
+    inputs = body.normalise(pixels)
+    with evaluation_mode(body.model), torch.inference_mode():
+        fused = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(body.model, inputs[:BATCH])))
+        features = torch.cat([fused(batch) for batch in inputs.split(BATCH)])
+        return [target.model.get_submodule(last)(features) for target in targets]
 
 
 def standing_out(base: Target, locked: Target, key: Key) -> float:
@@ -156,7 +175,8 @@ def latency(before: Target, after: Target, pixels: Tensor) -> float:
     for _ in range(9):
         for which, target in enumerate((before, after)):
             start = time.perf_counter()
-            run(target, pixels)
+            with evaluation_mode(target.model), torch.inference_mode():
+                target.predict(pixels)
             times[which].append(time.perf_counter() - start)
     return min(times[1]) / min(times[0])
 
@@ -166,7 +186,7 @@ def print_row(row: Row, images: int) -> None:
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         return f"{100 * statistics.mean(values):.1f} ± {100 * spread:.1f}"
 
-    kind = row.kind if not row.gates else f"{row.kind}, {row.gates} new"
+    kind = row.kind if not row.gates else f"{row.kind}, {row.gates} new, {row.form}"
     cells = [
         row.model, kind, row.site, "×".join(map(str, row.patch)), *(percent(row.accuracy[s]) for s in SETTINGS),
         f"{max(row.difference):.1e}", f"{sum(row.false_unlocks)} of {images * len(row.false_unlocks)}",

@@ -18,6 +18,19 @@ from stainlock.errors import FileError, ModelError
 from stainlock.target import Target
 
 
+class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
+    """A squeeze-and-excite block that also adds something to each channel, as Leela Chess Zero's has."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__(channels, hidden)
+        self.fc3 = nn.Conv2d(hidden, channels, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.activation(self.fc1(self.avgpool(input)))
+        shifted: Tensor = input * self.scale_activation(self.fc2(hidden)) + self.fc3(hidden)
+        return shifted
+
+
 class Gated(nn.Module):
     """A layer behind a squeeze-and-excite block."""
 
@@ -89,11 +102,12 @@ class InsertionKind(Protocol):
 
 
 class SqueezeExciteKind:
-    """A squeeze-and-excite block before a layer: ``channels`` it gates, ``hidden`` units."""
+    """A squeeze-and-excite block before a layer: ``channels`` it gates, ``hidden`` units, and maybe ``shifts``."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
         layer = submodule(target.model, insertion.at)
-        gate = SqueezeExcitation(int(insertion.facts["channels"]), int(insertion.facts["hidden"]))
+        block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
+        gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]))
         example = next(layer.parameters())
         gate.to(example.device, example.dtype).train(layer.training)
         with torch.no_grad():

@@ -6,11 +6,13 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import models
+import numpy as np
 import pytest
 import torch
 from test_internal import Locked, distance, run, settled
@@ -20,11 +22,14 @@ import zoo
 from stainlock import Key, Plan, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
 from stainlock.insertion import Gated
 from stainlock.lock.blocks import find_blocks
+from stainlock.lock.disguise import Disguise
+from stainlock.lock.gates import neutral_writes, new_block
+from stainlock.lock.wires import Network
 from stainlock.plan import diff
+from stainlock.randomness import Randomness
 from stainlock.sites import analyse
 from stainlock.trigger import synthetic_inputs
 
-slow = pytest.mark.slow
 # Model and options: new blocks in real networks, and blocks of their own in random ones.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "new": ("resnet56_cifar10", {}),
@@ -32,6 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "new, constant": ("resnet20_cifar10", {"gate_form": "constant"}),
     "new, the paper's": ("resnet20_cifar10", {"gate_form": "random"}),
     "new, without batch norm": ("vgg16_cifar10", {"site": "features.2"}),
+    "new, shifted": ("efficientnet_lite0", {"gates": 2, "blocks": "inserted"}),
     "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
     "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
     "own, hard": ("mobilenet_v3_small", {}),
@@ -60,7 +66,9 @@ def test_unlocked_equals_edited(case: str) -> None:
     assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
 
 
-@pytest.mark.parametrize("case", [c for c in REAL if c not in ("several", "with logits", "new, the paper's")])
+@pytest.mark.parametrize(
+    "case", [c for c in REAL if c not in ("several", "with logits", "new, the paper's", "new, shifted")]
+)
 def test_gates_alone_unlock_to_rounding_and_a_new_block_changes_nothing_else(case: str) -> None:
     it = locked(case)
     unlocked = it.key.unlock(it.images)
@@ -181,6 +189,65 @@ def test_who_takes_new_blocks_out_has_lost_their_gains() -> None:
         left[form] = float(right.double().mean())
     assert left["constant"] >= 0.75
     assert left["gains"] <= left["constant"] - 0.2
+
+
+def small_network() -> Target:
+    """A layer without padding and one with, each behind a batch norm that knows its input."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
+        nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
+    )  # fmt: skip
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_var.copy_(1 + torch.rand(module.num_features, generator=generator))  # type: ignore[union-attr]
+    return Target(net.eval(), (3, 24, 24))
+
+
+@pytest.mark.parametrize("obfuscate", [True, False])
+@pytest.mark.parametrize("form", ["shifts", "gains", "constant"])
+def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
+    base = small_network()
+    network = Network(analyse(base))
+    readers = [network.nodes[name] for name in ("3", "6")]
+    prepared = Plan(insertions=tuple(new_block(network, reader, form) for reader in readers)).apply(base)
+    shifting = [i.at for i in prepared.insertions if i.facts.get("shifts")]
+    assert shifting == (["3"] if form == "shifts" else [])  # what is padded with zeros takes no shifts
+    whole = Network(analyse(prepared))
+    disguise = Disguise(Randomness(0) if obfuscate else None, rounded=True)
+    for block in whole.blocks.values():
+        writes = neutral_writes(whole, block, form, disguise, np.random.default_rng(1))
+        Plan(tuple(writes)).write_into(prepared.model)
+    inputs = base.normalise(torch.rand(4, 3, 24, 24, generator=torch.Generator().manual_seed(2)))
+    assert distance(run(prepared, inputs), run(base, inputs)) <= 1e-5
+    bare: Any = prepared.copy().model
+    for at in ("3", "6"):
+        bare[int(at)] = bare[int(at)].layer
+    assert distance(run(replace(base, model=bare), inputs), run(base, inputs)) >= 0.1
+
+
+def test_no_norm_tells_of_shifts() -> None:
+    """A thief who guesses gains from the norms of the kernels behind has them nearly right; shifts are lost to him."""
+    base = models.real("efficientnet_lite0")
+    pixels, labels = zoo.natural("efficientnet_lite0", 20)
+    left = {}
+    for form in ("gains", "shifts"):
+        target, key = lock(base, kind="squeeze-excite", blocks="inserted", gate_form=form, seed=0, steps=20, tries=2)
+        stolen, left[form] = without_blocks(target, key), 0.0
+        (at,) = key.details["inserted"]
+        layer: Any = stolen.model.get_submodule(at)
+        weight = layer.weight.detach().clone()
+        norms = weight.transpose(0, 1).flatten(1).norm(dim=1)
+        for scale in (0.01, 0.02, 0.05, 0.1, 0.3):  # he does not know which, and takes the best
+            layer.weight.data = weight * (scale * norms.median() / norms).view(1, -1, 1, 1)
+            right = run(stolen, base.normalise(pixels)).argmax(1) == labels
+            left[form] = max(left[form], float(right.double().mean()))
+    assert left["gains"] >= 0.5 > 0.1 >= left["shifts"]
 
 
 def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:

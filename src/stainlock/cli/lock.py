@@ -37,8 +37,8 @@ def _convolutional_options(verb: Any) -> Any:
         ),
         click.option(
             "--gate-form",
-            type=click.Choice(["gains", "constant", "random"]),
-            help="A new block's gates when unlocked: a secret gain each, one constant, or the paper's (gains).",
+            type=click.Choice(["shifts", "gains", "constant", "random"]),
+            help="A new block when unlocked: secret gains and shifts, gains, one constant, or the paper's (shifts).",
         ),
         click.option(
             "--place",

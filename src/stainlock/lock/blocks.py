@@ -2,6 +2,8 @@
 goes on.
 
     gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
+
+Some have a third layer, over the same hidden units, whose output is added to the channels.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ Shapes = dict[fx.Node, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Block:
-    """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates."""
+    """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates.
+
+    ``shift`` is the layer that adds to the channels afterwards, where there is one, and ``output`` is what comes out.
+    """
 
     squeezed: fx.Node
     first: fx.Node
@@ -31,6 +36,8 @@ class Block:
     product: fx.Node
     hidden: Activation
     gate: Activation
+    shift: fx.Node | None
+    output: fx.Node
 
 
 def find_blocks(part: TracedPart, shapes: Shapes) -> dict[fx.Node, Block]:
@@ -62,7 +69,20 @@ def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None
     pooled = _through_reshapes(part, first.all_input_nodes[0])
     if not keeps_channels(part, pooled) or pooled.all_input_nodes[0] is not squeezed:
         return None
-    return Block(squeezed, first, second, product, hidden, gate)
+    shift = _shift_after(part, product, hidden_node)
+    return Block(squeezed, first, second, product, hidden, gate, shift, next(iter(product.users)) if shift else product)
+
+
+def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node | None:
+    """The dense layer over the hidden units whose output is added to the product, and to nothing else."""
+    users = list(product.users)
+    if len(users) != 1 or operation(part, users[0]) not in ("add", "iadd"):
+        return None
+    for other in users[0].all_input_nodes:
+        added = _through_reshapes(part, other)
+        if other is not product and _is_dense(part, added) and added.all_input_nodes[0] is hidden:
+            return added
+    return None
 
 
 def _through_reshapes(part: TracedPart, node: fx.Node) -> fx.Node:

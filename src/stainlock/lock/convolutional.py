@@ -14,11 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stainlock.detection.sizes import Resizing, is_detector
 from stainlock.errors import ModelError, SiteError, UnsupportedOp
 from stainlock.files import model_digest
-from stainlock.keyfile import Detector, Key, conventions_of
+from stainlock.keyfile import Detector, Key, lock_key
 from stainlock.lock.blocks import Block
-from stainlock.lock.choose import choose_lock_site, corner, largest_patch, patch_problem, would_do
+from stainlock.lock.choose import choose_lock_site, corner, largest_patch, patch_problem, patch_size, would_do
 from stainlock.lock.conduit import Conduit, build_conduit
 from stainlock.lock.detect import (
     Found,
@@ -27,7 +28,6 @@ from stainlock.lock.detect import (
     find_detectors,
     first_whole_position,
     free_part,
-    patch_of,
     patched_inputs,
 )
 from stainlock.lock.disguise import Disguise
@@ -41,12 +41,10 @@ from stainlock.lock.wiring import conduit_writes
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
 from stainlock.sites import Analysis, Site, analyse
-from stainlock.stain.levels import Levels, checked_firing_fraction
+from stainlock.stain.levels import LOCK_FIRING_FRACTION, Levels, checked_firing_fraction
 from stainlock.target import Target
 from stainlock.trigger import Progress
 
-# The patch covers all that its position sees, so that every image gives the same response: the threshold can be high.
-LOCK_FIRING_FRACTION = 0.8
 # The signal at a gate is 1, but for what a half-precision type rounds.
 _STEP_ERROR = 1e-2
 
@@ -60,7 +58,7 @@ def lock_convolutional(
     detectors: int = 1,
     gates: int | None = None,
     blocks: str = "any",
-    gate_form: GateForm = "gains",
+    gate_form: GateForm = "shifts",
     place: str = "any",
     conduit: str = "taps",
     obfuscate: bool = True,
@@ -79,8 +77,8 @@ def lock_convolutional(
       ``internal`` lock has none by default, and drowns the logits besides.
     - ``blocks``: ``existing`` squeeze-and-excite blocks, newly ``inserted`` ones, or ``any``: the network's own if it
       has enough.
-    - ``gate_form``: what a new block's gates are when unlocked: secret ``gains``, one ``constant``, or the paper's
-      nearly constant ``random`` ones.
+    - ``gate_form``: what a new block does when unlocked: secret gains and ``shifts`` of its channels, ``gains`` alone,
+      one ``constant`` gain, or the paper's nearly constant ``random`` ones.
     - ``place``: the patch opens at the ``corner`` alone or, for gates without logits, ``anywhere`` that a stride keeps;
       ``any`` prefers anywhere, if that takes no larger patch than 32 pixels or a third of the image.
     - ``conduit``: one of the kernel's ``taps`` carries the signal, or all of them, the paper's ``ones``.
@@ -127,7 +125,7 @@ def _draft(target: Target, site: str | None, settings: Settings, randomness: Ran
     analysis = analyse(target)
     network = Network(analysis)
     chosen, placement = _placed(analysis, network, site, settings)
-    insertions = placement.insertions(network)
+    insertions = placement.insertions(network, settings.gate_form)
     prepared = Plan(insertions=insertions).apply(target)
     whole = Network(analyse(prepared)) if insertions else network
     route, blocks = placement.carried_over(network, whole)
@@ -165,9 +163,12 @@ def _locked(
     disruptors = _turned_gates(edited, patched, gates, draft.new, settings, randomness)
     details: dict[str, Any] = {
         "layers": conduit.layers, "tries": settings.tries, "saturated": conduit.saturated or not settings.to_logits,
-        "disruptors": [gate.name for gate in gates], "inserted": [insertion.at for insertion in insertions],
+        "disruptors": [name for gate in gates for name in gate.listeners],
+        "inserted": [insertion.at for insertion in insertions],
         "anywhere": draft.position != corner(site), **free_part(conduit, found.vectors[0], draft.position),
     }  # fmt: skip
+    if target.normalises and is_detector(target.model):  # who has no model but the key must know what it does to images
+        details["resizing"] = Resizing.of(target.model).facts()
     if settings.to_logits:
         last = LogitsLock(conduit.network, conduit.taps(signals))
         received = last.received(edited, patched)
@@ -177,8 +178,6 @@ def _locked(
         details |= {"signal": gamma, "signal_spread": float((received - gamma).abs().max()), "scale": scale}
     disruptor = Plan(tuple(disruptors))
     locked = disruptor.apply(edited)
-    # Undoing the disruptor alone gives the edited model, so that what it restores is what stood in that one.
-    revert = disruptor.inverse(edited).then(plan.inverse(target))
     rows = site.rows(target.model)
     records = tuple(
         Detector(v, channel, trigger, own.trigger, own.rest, rows[channel].detach().cpu().clone())
@@ -186,12 +185,10 @@ def _locked(
             found.vectors, conduit.detector_channels, found.triggers, levels, strict=True
         )
     )
-    key = Key(
-        kind="lock", site=site.name, site_kind=site.kind, dimension=site.dimension, additive=False,
-        schema=settings.kind, seed=randomness.seed, firing_fraction=settings.firing_fraction, reduction="position",
-        position=draft.position, natural_level=found.natural, base_digest=plan.base or "",
-        protected_digest=model_digest(locked.model), conventions=conventions_of(target), detectors=records,
-        revert=revert, details=details,
+    key = lock_key(
+        target, edited, locked, plan, disruptor, site=site.name, site_kind=site.kind, dimension=site.dimension,
+        schema=settings.kind, seed=randomness.seed, firing_fraction=settings.firing_fraction, position=draft.position,
+        natural_level=found.natural, detectors=records, details=details,
     )  # fmt: skip
     return locked, key
 
@@ -247,7 +244,7 @@ def _position(target: Target, conduit: Conduit, settings: Settings) -> tuple[int
         return corner(site)
     stride = max(round(site.grid[0] / network.shapes[block.squeezed][2]) for block in conduit.blocks)
     position = first_whole_position(target, site, stride)
-    if max(patch_of(target, site, position)) > largest_patch(target) and settings.place == "any":
+    if max(patch_size(target, site, position)) > largest_patch(target) and settings.place == "any":
         return corner(site)
     return position
 

@@ -4,7 +4,11 @@ A block of its own does nothing when its gates are constants q and the layer beh
 
     σ(τ₂) = q,        W_{j+1}[·, c] := W_{j+1}[·, c] / q_c.
 
-- ``gains``: every channel has a secret gain of its own, log-uniform. Whoever takes the block out has lost the gains.
+- ``gains``: every channel has a secret gain of its own, log-uniform. Whoever takes the block out has lost the gains;
+  but kernels of trained layers have much the same norm for every channel, so that gains can be guessed from it.
+- ``shifts``: the block also adds a secret number t_c to every channel, which the layer behind expects: its bias, or the
+  mean of the batch norm after it, takes W_{j+1} t back. No norm tells of t. Where the layer pads its input with zeros,
+  which nothing was added to, there are gains alone.
 - ``constant``: one gain for all channels. Taking the block out then does no harm.
 - ``random``: the paper's: one gain, and small random S₁ and S₂, so that the gates are nearly constant.
 """
@@ -12,7 +16,7 @@ A block of its own does nothing when its gates are constants q and the layer beh
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,36 +25,54 @@ from torch import Tensor, fx
 from stainlock.graph import is_batch_norm
 from stainlock.insertion import Insertion
 from stainlock.lock.blocks import Block
-from stainlock.lock.conduit import CONDUIT
 from stainlock.lock.disguise import Disguise
+from stainlock.lock.missed import remembered
 from stainlock.lock.wires import Network
-from stainlock.plan import Write, write
+from stainlock.plan import CONDUIT, Write, write
 from stainlock.tensors import exact, has, raw
 
-GateForm = Literal["gains", "constant", "random"]
-GATE_FORMS: tuple[GateForm, ...] = ("gains", "constant", "random")
+GateForm = Literal["shifts", "gains", "constant", "random"]
+GATE_FORMS: tuple[GateForm, ...] = ("shifts", "gains", "constant", "random")
 # Where all of the network passes the gates, closing them leaves nothing: gains are those of trained blocks. In a
 # residual branch they are all far below the middle: opened, they make every channel many times too large.
 _GAINS = {"closes": (0.03, 0.9), "opens": (0.005, 0.1)}
 _CONSTANT = {"closes": 0.3, "opens": 0.02}
 # A variance this many times batch norm's ε can still be told from none.
 _LEAST_VARIANCE = 2.0
+# What is added to a channel, in units of its root mean square: a layer behind that does not expect it is off by so many
+# deviations or more.
+_SHIFT_SIZE = 2.0
 # Of S₁ and S₂ in a trained block, and of the paper's small random ones.
 _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
 
 
-def new_block(network: Network, reader: fx.Node) -> Insertion:
+def new_block(network: Network, reader: fx.Node, form: GateForm) -> Insertion:
     """A block before a layer, with a hidden layer an eighth as wide, as trained ones have."""
     channels = network.shapes[reader.all_input_nodes[0]][1]
-    hidden = max(8, 2 * (channels // 16))
-    return Insertion("squeeze-excite", network.name(reader), {"channels": channels, "hidden": hidden})
+    facts: dict[str, Any] = {"channels": channels, "hidden": max(8, 2 * (channels // 16))}
+    if form == "shifts" and _takes_shifts(network, reader):
+        facts["shifts"] = True
+    return Insertion("squeeze-excite", network.name(reader), facts)
+
+
+def _takes_shifts(network: Network, reader: fx.Node) -> bool:
+    """Whether a layer can take back exactly what is added to its input, and batch norms tell how much that may be."""
+    layer: Any = network.part.leaf(reader)
+    unpadded = layer.padding in ("valid", 0) or not any(layer.padding)
+    constant = has(layer, "bias") or _norm_behind(network, reader) is not None
+    return unpadded and constant and reader.all_input_nodes[0] in remembered(network)
+
+
+def _norm_behind(network: Network, reader: fx.Node) -> fx.Node | None:
+    norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
+    return norms[0] if len(norms) == len(reader.users) == 1 else None
 
 
 def draw_gains(network: Network, block: Block, form: GateForm, generator: np.random.Generator) -> Tensor:
     """q: what each gate is when the model is unlocked."""
     channels = network.shapes[block.squeezed][1]
-    way = "closes" if network.cuts(block.product) else "opens"
-    if form != "gains":
+    way = "closes" if network.cuts(block.output) else "opens"
+    if form in ("constant", "random"):
         return torch.full((channels,), _CONSTANT[way], dtype=torch.float64)
     low, high = map(math.log, _GAINS[way])
     return torch.from_numpy(np.exp(generator.uniform(low, high, channels)))
@@ -64,57 +86,81 @@ def neutral_writes(
     first, second = network.name(block.first), network.name(block.second)
     hidden, channels = raw(network.part.leaf(block.first), "weight").shape[:2]
     q = draw_gains(network, block, form, generator)
-    s1, tau1, s2 = _hidden_layer(hidden, channels, form, disguise, generator)
-    return [
+    t = torch.zeros_like(q) if block.shift is None else draw_shifts(network, block, q, generator)
+    s1, tau1, (s2, s3) = _hidden_layer(hidden, channels, form, disguise, generator)
+    writes = [
         write(model, f"{first}.weight", (None,), s1.view(hidden, channels, 1, 1), CONDUIT),
         write(model, f"{first}.bias", (None,), tau1, CONDUIT),
         write(model, f"{second}.weight", (None,), s2.view(channels, hidden, 1, 1), CONDUIT),
         write(model, f"{second}.bias", (None,), torch.logit(q), CONDUIT),
-        *_undone(network, block, q, disguise),
     ]
+    if block.shift is not None:
+        third, size = network.name(block.shift), t.square().mean().sqrt()
+        writes += [
+            write(model, f"{third}.weight", (None,), size * s3.view(channels, hidden, 1, 1), CONDUIT),
+            write(model, f"{third}.bias", (None,), t, CONDUIT),
+        ]
+    return writes + _undone(network, block, q, t, disguise)
 
 
-def _undone(network: Network, block: Block, q: Tensor, disguise: Disguise) -> list[Write]:
-    """The layer behind a new block divides by its gains.
+def draw_shifts(network: Network, block: Block, q: Tensor, generator: np.random.Generator) -> Tensor:
+    """t: what is added to each channel when the model is unlocked, of the size of what the gates let through."""
+    mean, deviation = remembered(network)[block.squeezed]
+    size = q * (mean.square() + deviation.square()).sqrt()
+    return _SHIFT_SIZE * size * signed(len(q), generator)
 
-    That would make its rows larger than any trained ones. In disguise each keeps its norm, and the batch norm behind
-    it, if there is one, expects so much less: (κy − κμ)/√(κ²(σ² + ε)) is what it was.
+
+def signed(count: int, generator: np.random.Generator) -> Tensor:
+    """Numbers of about 1, of either sign."""
+    return torch.from_numpy(generator.choice([-1.0, 1.0], count) * generator.uniform(0.5, 1.5, count))
+
+
+def _undone(network: Network, block: Block, q: Tensor, t: Tensor, disguise: Disguise) -> list[Write]:
+    """The layer behind a new block divides by its gains, and takes back what it adds.
+
+    Larger weights would make its rows larger than any trained ones. In disguise each keeps its norm, and the batch norm
+    behind it, if there is one, expects so much less: (κy − κμ)/√(κ²(σ² + ε)) is what it was.
     """
-    model, (reader,) = network.target.model, block.product.users
-    layer = network.part.leaf(reader)
+    model, (reader,) = network.target.model, block.output.users
+    layer, node = network.part.leaf(reader), _norm_behind(network, reader)
     name, weight = network.name(reader), exact(layer, "weight")
     undone = weight / q.view(1, -1, *(1,) * (weight.dim() - 2))
-    norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
-    if disguise.bare or len(norms) != 1 or len(reader.users) != 1:
-        return [write(model, f"{name}.weight", (None,), undone, CONDUIT)]
-    norm, rows = network.part.leaf(norms[0]), (-1, *(1,) * (weight.dim() - 1))
+    added = undone.flatten(2).sum(2) @ t
+    if node is None:
+        writes = [write(model, f"{name}.weight", (None,), undone, CONDUIT)]
+        if has(layer, "bias"):
+            writes.append(write(model, f"{name}.bias", (None,), exact(layer, "bias") - added, CONDUIT))
+        return writes
+    norm, own, rows = network.part.leaf(node), network.name(node), (-1, *(1,) * (weight.dim() - 1))
     eps, variance = float(getattr(norm, "eps", 0.0)), exact(norm, "running_var")
-    kappa = weight.flatten(1).norm(dim=1) / undone.flatten(1).norm(dim=1).clamp(min=1e-30)
-    kappa = torch.maximum(kappa, (_LEAST_VARIANCE * eps / (variance + eps)).sqrt()).clamp(max=1.0)
-    own = network.name(norms[0])
+    kappa = torch.ones_like(variance)
+    if not disguise.bare:
+        kappa = weight.flatten(1).norm(dim=1) / undone.flatten(1).norm(dim=1).clamp(min=1e-30)
+        kappa = torch.maximum(kappa, (_LEAST_VARIANCE * eps / (variance + eps)).sqrt()).clamp(max=1.0)
     writes = [
         write(model, f"{name}.weight", (None,), kappa.view(rows) * undone, CONDUIT),
-        write(model, f"{own}.running_mean", (None,), kappa * exact(norm, "running_mean"), CONDUIT),
-        write(model, f"{own}.running_var", (None,), kappa.square() * (variance + eps) - eps, CONDUIT),
+        write(model, f"{own}.running_mean", (None,), kappa * (exact(norm, "running_mean") + added), CONDUIT),
     ]
-    if has(layer, "bias"):
-        writes.append(write(model, f"{name}.bias", (None,), kappa * exact(layer, "bias"), CONDUIT))
+    if not disguise.bare:
+        writes.append(write(model, f"{own}.running_var", (None,), kappa.square() * (variance + eps) - eps, CONDUIT))
+        if has(layer, "bias"):
+            writes.append(write(model, f"{name}.bias", (None,), kappa * exact(layer, "bias"), CONDUIT))
     return writes
 
 
 def _hidden_layer(
     hidden: int, channels: int, form: GateForm, disguise: Disguise, generator: np.random.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """S₁, τ₁ and S₂ with no effect on the gates, or, in the paper's form, little.
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """S₁, τ₁ and what reads them, S₂ and S₃, with no effect on gates and shifts, or, in the paper's form, little.
 
     In disguise the units come in pairs that cancel: the second has the first's row times a number, and its column
     divided by minus that number, since ReLU(λx) = λReLU(x).
     """
     s1, tau1 = torch.zeros(hidden, channels).double(), torch.zeros(hidden).double()
-    s2 = torch.zeros(channels, hidden).double()
+    read = torch.zeros(2 * channels, hidden).double()
     if form == "random":
         s1 = torch.from_numpy(generator.normal(0, _SMALL_SPREAD, (hidden, channels)))
-        s2 = torch.from_numpy(generator.normal(0, _SMALL_SPREAD, (channels, hidden)))
+        read = torch.from_numpy(generator.normal(0, _SMALL_SPREAD, (2 * channels, hidden)))
     elif not disguise.bare:
         order = torch.from_numpy(generator.permutation(hidden))
         half = (hidden - 2) // 2  # two units are left for the lock
@@ -126,7 +172,7 @@ def _hidden_layer(
         ratio = torch.from_numpy(np.exp(generator.normal(0, 0.3, half)))
         s1[one] = _TRAINED_SPREAD * drawn((half, channels))
         tau1[one] = _TRAINED_SPREAD * drawn((half,))
-        s2[:, one] = _TRAINED_SPREAD * drawn((channels, half))
+        read[:, one] = _TRAINED_SPREAD * drawn((2 * channels, half))
         s1[other], tau1[other] = ratio[:, None] * s1[one], ratio * tau1[one]
-        s2[:, other] = -s2[:, one] / ratio
-    return s1, tau1, s2
+        read[:, other] = -read[:, one] / ratio
+    return s1, tau1, (read[:channels], read[channels:])

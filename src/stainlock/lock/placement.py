@@ -11,7 +11,7 @@ from torch import fx, nn
 from stainlock.errors import SiteError
 from stainlock.insertion import Insertion
 from stainlock.lock.blocks import Block
-from stainlock.lock.gates import new_block
+from stainlock.lock.gates import GateForm, new_block
 from stainlock.lock.route import find_route, routes_from
 from stainlock.lock.wires import Cell, Network
 
@@ -61,8 +61,8 @@ class Placement:
     hosts: tuple[Host, ...]
     to_logits: bool
 
-    def insertions(self, network: Network) -> tuple[Insertion, ...]:
-        return tuple(new_block(network, host.reader) for host in self.hosts if host.reader is not None)
+    def insertions(self, network: Network, form: GateForm) -> tuple[Insertion, ...]:
+        return tuple(new_block(network, host.reader, form) for host in self.hosts if host.reader is not None)
 
     def carried_over(self, before: Network, after: Network) -> tuple[list[fx.Node], tuple[Block, ...]]:
         """The route and its blocks in the network that has the new ones."""

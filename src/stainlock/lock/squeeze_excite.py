@@ -21,7 +21,6 @@ paper also prints γ before the activation, and + t in the column; see errata.)
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any, Literal
 
@@ -31,12 +30,12 @@ from torch import Tensor
 
 from stainlock.errors import SiteError
 from stainlock.lock.blocks import Block
-from stainlock.lock.conduit import CONDUIT, Tap
+from stainlock.lock.conduit import Tap
 from stainlock.lock.disguise import Disguise
-from stainlock.lock.internal import DISRUPTOR
+from stainlock.lock.gates import signed
 from stainlock.lock.wires import Network
-from stainlock.plan import Write, write
-from stainlock.sites import _Reached, captured_input
+from stainlock.plan import CONDUIT, DISRUPTOR, Write, write
+from stainlock.sites import measured_input
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, raw
 from stainlock.trigger import synthetic_inputs
@@ -47,6 +46,8 @@ SHIFT = 4.0
 # How far from its bend a hidden unit is kept: one for ReLU, and where smooth ones are straight or zero.
 _MARGIN = {"relu": 1.0}
 _SMOOTH_MARGIN = 16.0
+# How much of that the disguise may use up, for inputs that need no data.
+_HEARD = 0.1
 # How much a hidden unit that is silent for inputs without data counts, in parts of the mean.
 _ASLEEP = 0.01
 
@@ -66,7 +67,7 @@ class GateLock:
 
     def patterns(self, *, new: bool) -> tuple[Pattern, ...]:
         """What may ruin the model: all closed where nothing goes past the block, all open where new gates amplify."""
-        if self.network.cuts(self.block.product):
+        if self.network.cuts(self.block.output):
             return ("close",)
         return ("open",) if new else ("turn", "open", "close")
 
@@ -85,18 +86,30 @@ class GateLock:
         model, first = self.network.target.model, self.network.name(self.block.first)
         weight = raw(self.network.part.leaf(self.block.first), "weight")
         margin, height = _MARGIN.get(self.block.hidden.name, _SMOOTH_MARGIN), self.height
-        row = height * self.disguise.leaking(first, weight, tuple(weight.shape[1:]))
+        row = height * self._quiet(self.disguise.leaking(first, weight, tuple(weight.shape[1:])), margin)
         for tap in self.taps:
             row[tap.cell.channel] = height * (2 * margin + 1) * tap.share
-        zeros = torch.zeros(raw(self.network.part.leaf(self.block.second), "weight").shape[:1])
         writes = []
         for unit, start in zip(self.units, (margin, margin + 1), strict=True):
             writes += [
                 write(model, f"{first}.weight", (unit,), row, CONDUIT),
                 write(model, f"{first}.bias", (unit,), -height * start, CONDUIT),
-                write(model, f"{self.name}.weight", (None, unit), zeros.view(-1, *(1,) * (weight.dim() - 2)), CONDUIT),
+                *(write(model, f"{name}.weight", (None, unit), 0.0, CONDUIT) for name in self.listeners),
             ]
         return writes
+
+    @property
+    def listeners(self) -> list[str]:
+        """The layers that read the hidden units: the gates and, where there are some, the shifts."""
+        return [self.network.name(node) for node in (self.block.second, self.block.shift) if node is not None]
+
+    def _quiet(self, leak: Tensor, margin: float) -> Tensor:
+        """Disguise no louder than a part of the margin: channels of a network whose maps are in the hundreds, as those
+        of VGG on pixels up to 255, would drown the signal."""
+        if self.disguise.bare:
+            return leak
+        heard = float((_given(self.network.target, self.network.name(self.block.first)) @ leak.flatten()).abs().max())
+        return leak * min(1.0, _HEARD * margin / max(heard, 1e-30))
 
     def _height(self) -> float:
         """h₁ − h₂ when unlocked: 1 or, in disguise, what makes S₁ stand out as little as S₂."""
@@ -116,16 +129,25 @@ class GateLock:
         usual = (_given(edited, self.name) @ weight.T + bias).mean(0)
         size = torch.from_numpy(scale * generator.uniform(1.0, 1.5, len(bias)))
         opened = usual < 0 if pattern == "turn" else torch.full_like(usual, pattern == "open", dtype=torch.bool)
-        shift = torch.where(opened, usual.clamp(min=0) + size, usual.clamp(max=0) - size) - usual
-        shift[[tap.cell.channel for tap in self.taps]] = 0.0  # the signal's own gate stays as it is
-        shift = shift.to(raw(layer, "bias").dtype).double()
-        column = shift / self.height
-        trailing = (-1, *(1,) * (raw(layer, "weight").dim() - 2))
-        model, name = edited.model, self.name
+        turned = torch.where(opened, usual.clamp(min=0) + size, usual.clamp(max=0) - size) - usual
+        writes = self._taken_back(edited, self.name, turned)
+        if self.block.shift is not None:
+            name = self.network.name(self.block.shift)
+            added = exact(edited.model.get_submodule(name), "bias")
+            wrong = added.square().mean().sqrt() * signed(len(added), generator)
+            writes += self._taken_back(edited, name, wrong - added)
+        return writes
+
+    def _taken_back(self, edited: Target, name: str, wrong: Tensor) -> list[Write]:
+        """A layer over the hidden units is off by something, and the signal takes that back."""
+        layer, model = edited.model.get_submodule(name), edited.model
+        wrong[[tap.cell.channel for tap in self.taps]] = 0.0  # the signal's own channel stays as it is
+        wrong = wrong.to(raw(layer, "bias").dtype).double()
+        column = (wrong / self.height).view(-1, *(1,) * (raw(layer, "weight").dim() - 2))
         return [
-            write(model, f"{name}.bias", (None,), bias + shift, DISRUPTOR),
-            write(model, f"{name}.weight", (None, self.units[0]), -column.view(trailing), DISRUPTOR),
-            write(model, f"{name}.weight", (None, self.units[1]), column.view(trailing), DISRUPTOR),
+            write(model, f"{name}.bias", (None,), exact(layer, "bias") + wrong, DISRUPTOR),
+            write(model, f"{name}.weight", (None, self.units[0]), -column, DISRUPTOR),
+            write(model, f"{name}.weight", (None, self.units[1]), column, DISRUPTOR),
         ]
 
     def step(self, target: Target, pixels: Tensor) -> Tensor:
@@ -138,14 +160,7 @@ def _given(target: Target, layer: str, pixels: Tensor | None = None) -> Tensor:
     """What a layer over pooled channels is given, in float64; by default for inputs that need no data."""
     if pixels is None:
         pixels = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(4))
-    with (
-        captured_input(target.model.get_submodule(layer)) as caught,
-        evaluation_mode(target.model),
-        torch.no_grad(),
-        contextlib.suppress(_Reached),
-    ):
-        target.run_traced(pixels)
-    return caught[0].double().cpu().flatten(1)
+    return measured_input(target, layer, pixels).flatten(1)
 
 
 def likeness(locked: Target, edited: Target) -> float:
