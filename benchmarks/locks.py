@@ -152,6 +152,7 @@ def run(targets: list[Target], pixels: Tensor) -> list[Tensor]:
     with evaluation_mode(body.model), torch.inference_mode():
         fused = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(body.model, inputs[:BATCH])))
         features = torch.cat([fused(batch) for batch in inputs.split(BATCH)])
+        torch.jit._state._python_cu.drop_all_functions()  # torch would keep every traced model for good
         return [target.model.get_submodule(last)(features) for target in targets]
 
 
