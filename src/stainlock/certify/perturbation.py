@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -21,12 +21,28 @@ def measured_perturbation(stained: Target, changed: Target, key: Key, batches: I
     pruned, quantised), on the scale where the stained model's row is the unit vector w, and φ̂(x) its features. Give it
     to `certify` as ``perturbation``. It is the largest over a sample: the corollary wants it for all inputs.
     """
+    pairs = _responses(stained, changed, key, batches)
+    return max((float((after - before).abs().max()) for before, after in pairs), default=0.0)
+
+
+def exceedance_rate(stained: Target, changed: Target, key: Key, batches: Iterable[Tensor], threshold: float) -> float:
+    """How many positions of the images exceed a threshold in the changed model: what the corollary bounds."""
+    above = total = 0
+    for _, after in _responses(stained, changed, key, batches):
+        above += int((after > threshold).sum())
+        total += after.numel()
+    return above / max(total, 1)
+
+
+def _responses(
+    stained: Target, changed: Target, key: Key, batches: Iterable[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """w·φ(x) and ŵ·φ̂(x) of each batch and detector."""
     site, other = site_of_key(stained, key), site_of_key(changed, key)
     rows = site.rows(stained.model).double().cpu()
     theirs = other.rows(changed.model).double().cpu()
-    largest = 0.0
-    with evaluation_mode(stained.model), evaluation_mode(changed.model), torch.no_grad():
-        for pixels in batches:
+    for pixels in batches:
+        with evaluation_mode(stained.model), evaluation_mode(changed.model), torch.no_grad():
             before, after = (
                 windows_of(t, s, layer_input(t, s, pixels), len(pixels), overlapping=True)
                 for t, s in ((stained, site), (changed, other))
@@ -40,6 +56,4 @@ def measured_perturbation(stained: Target, changed: Target, key: Key, batches: I
                 # An additive stain's row is more than its detector; only how it changed counts.
                 moved = v + (theirs[row] - rows[row]) / scale
                 group = site.group_of(d.channel)
-                difference = after.responses(moved[None], group) - before.responses(v[None], group)
-                largest = max(largest, float(difference.abs().max()))
-    return largest
+                yield before.responses(v[None], group), after.responses(moved[None], group)

@@ -5,9 +5,9 @@ A p-value bounds how often a model made without knowledge of the key would look 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -16,11 +16,15 @@ from stainlock.keyfile import Key
 from stainlock.target import Target
 from stainlock.trigger import Progress
 from stainlock.verify.output import verify_output
+from stainlock.verify.reference import Reference
 from stainlock.verify.response import largest_natural, verify_response
-from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
-from stainlock.verify.weights import verify_weights
+from stainlock.verify.verdict import SIGNIFICANCE, Verdict
+from stainlock.verify.weights import for_two_looks, verify_weights
 
-__all__ = ["SIGNIFICANCE", "Verdict", "largest_natural", "verify", "verify_output", "verify_response", "verify_weights"]
+__all__ = [
+    "SIGNIFICANCE", "Reference", "Verdict", "largest_natural", "verify", "verify_output", "verify_response",
+    "verify_weights",
+]  # fmt: skip
 
 Method = Literal["auto", "weights", "response", "output"]
 Suspect = Target | nn.Module | Mapping[str, Tensor] | Callable[[Tensor], Any]
@@ -32,6 +36,7 @@ def verify(
     *,
     method: Method = "auto",
     natural: Iterable[Tensor] | None = None,
+    reference: Reference | None = None,
     progress: Progress | None = None,
     significance: float = SIGNIFICANCE,
 ) -> Verdict:
@@ -39,7 +44,8 @@ def verify(
 
     ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
     for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs. ``natural`` are
-    batches of pixels, for reporting the largest natural response beside the trigger's.
+    batches of pixels, for reporting the largest natural response beside the trigger's. ``reference`` is the owner's
+    own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened.
     """
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
@@ -52,23 +58,22 @@ def verify(
     if not isinstance(suspect, Target | nn.Module | Mapping):
         raise ValueError(f"expected a Target, nn.Module or state dict to verify by {method}, got a callable")
     target = _as_target(suspect, key)
+    looked = partial(verify_response, reference=reference, significance=significance)
     if method == "response":
         if target is None:
             raise ValueError("expected a model that can be run to verify by response, got a state dict")
-        return verify_response(target, key, natural=natural, progress=progress, significance=significance)
-    by_weights = verify_weights(suspect, key, significance=significance)
+        return looked(target, key, natural=natural, progress=progress)
+    by_weights = verify_weights(
+        suspect if target is None else target, key, reference=reference, significance=significance
+    )
     if method == "weights" or target is None:
         return by_weights
     # Two looks, twice the chance of a false alarm, whether or not the second is needed.
-    found = _for_two_looks(by_weights, significance)
+    found = for_two_looks(by_weights, significance)
     if found.stained:
         return replace(found, largest_natural=largest_natural(target, key, natural))
-    by_response = verify_response(target, key, natural=natural, progress=progress, significance=significance)
-    return min(found, _for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
-
-
-def _for_two_looks(verdict: Verdict, significance: float) -> Verdict:
-    return concluded(verdict, verdict.log10_p_value * math.log(10) + math.log(2), significance)
+    by_response = looked(target, key, natural=natural, progress=progress)
+    return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
 
 
 def _as_target(suspect: Suspect, key: Key) -> Target | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from scipy import stats
@@ -15,18 +15,15 @@ from stainlock.certify import log_binomial_tail
 from stainlock.errors import ModelError, SiteError
 from stainlock.features import respond
 from stainlock.keyfile import Key
-from stainlock.randomness import Randomness
 from stainlock.sites import Site, analyse, layer_input
-from stainlock.sphere import sample_sphere
 from stainlock.stain.detector import Reading, present_levels
 from stainlock.stain.schemas import read_activation_message
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
-from stainlock.trigger import Progress, Trigger, find_triggers
+from stainlock.trigger import Progress, Trigger
+from stainlock.verify.reference import Reference, explaining, find_decoys
 from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
 
-# Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
-_DECOYS, _FEW_DECOYS, _SMALL_REGION = 96, 24, 128 * 128
 # A row whose responses go with the replaced row's but for this part of their spread has only rounding errors left.
 _ROUNDING = 1e-2
 
@@ -38,6 +35,7 @@ def verify_response(
     natural: Iterable[Tensor] | None = None,
     progress: Progress | None = None,
     decoys: int | None = None,
+    reference: Reference | None = None,
     significance: float = SIGNIFICANCE,
 ) -> Verdict:
     """By response: how far the trigger's response stands out, in any channel, from those of decoy triggers.
@@ -48,31 +46,26 @@ def verify_response(
     Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t). An additive stain
     lies on top of the row that stood there, so what that row explains of the responses (jointly normal with them) is
     taken out by regression first, at the cost of one degree of freedom; verification by weights does likewise.
+
+    With a ``reference`` the decoys were found in our own model, as the trigger was, and so are the responses of the row
+    that stood there: nothing but the layer's name is needed of the suspect.
     """
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
     if suspect.device.type == "cpu" and suspect.dtype in (torch.float16, torch.bfloat16):
         suspect = suspect.copy()
         suspect.model.float()  # CPUs search for decoys a hundred times faster in float32, on the same weights
-    site = _same_site(suspect, key)
+    site = _same_site(suspect, key, any_dimension=reference is not None)
     if isinstance(site, str):
         return replace(silent, note=site)
-    randomness = Randomness(0)
-    if decoys is None:
-        small = math.prod(key.detectors[0].trigger.region.size) <= _SMALL_REGION
-        decoys = _DECOYS if small else _FEW_DECOYS
-    vectors = sample_sphere(decoys, key.dimension, generator=randomness.secret("decoys"))
-    reduction: Any = key.reduction
-    others = find_triggers(
-        suspect, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
-        position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
-    )  # fmt: skip
+    others = list(reference.decoys) if reference else find_decoys(suspect, site, key, decoys, progress)
     verdict, log_p = silent, math.inf
     shared = None if key.additive else _responses(suspect, site, others, key)
+    respond_to = partial(_responses, suspect, site, key=key, reference=reference)
     for d in key.detectors:
         known = d.replaced if key.additive else None
-        reference = _responses(suspect, site, others, key, known) if shared is None else shared
-        ours = _responses(suspect, site, [d.trigger], key, known)
-        scores, freedom = standing_out(ours, reference, explained=known is not None)
+        usual = respond_to(others, another=known) if shared is None else shared
+        ours = respond_to([d.trigger], another=known)
+        scores, freedom = standing_out(ours, usual, explained=known is not None)
         top = int(scores.argmax())
         tail = stats.t.logsf(float(scores[top]), freedom)
         own = math.log(2 * len(scores) * len(key.detectors)) + float(tail)
@@ -117,7 +110,12 @@ def standing_out(ours: Tensor, reference: Tensor, *, explained: bool) -> tuple[T
 
 
 def _responses(
-    suspect: Target, site: Site, triggers: Sequence[Trigger], key: Key, another: Tensor | None = None
+    suspect: Target,
+    site: Site,
+    triggers: Sequence[Trigger],
+    key: Key,
+    another: Tensor | None = None,
+    reference: Reference | None = None,
 ) -> Tensor:
     """Every row's response to every trigger, reduced as the key says: ``(N, rows)`` in float64.
 
@@ -134,13 +132,18 @@ def _responses(
             else:
                 maps = site.layer(suspect.model)(features)
                 maps = maps.movedim(-1, 1) if site.kind == "linear" else maps
-            if another is not None:
+            if another is not None and reference is None:
                 maps = torch.cat([maps, respond(site, suspect, features, another.view(1, -1), group)], 1)
-            results.append(_reduce(maps, key).double().cpu())
-    return torch.cat(results)
+            results.append(reduce_maps(maps, key).double().cpu())
+    found = torch.cat(results)
+    if another is None or reference is None:
+        return found
+    explained = reduce_maps(explaining(reference, triggers, another, key), key).double().cpu()
+    return torch.cat([found, explained], 1)
 
 
-def _reduce(maps: Tensor, key: Key) -> Tensor:
+def reduce_maps(maps: Tensor, key: Key) -> Tensor:
+    """Of responses at every position, what the key counts."""
     if key.reduction == "position":
         return at(maps, key.position)
     flat = maps.flatten(2) if maps.dim() > 2 else maps[..., None]
@@ -166,13 +169,13 @@ def largest_natural(suspect: Target, key: Key, natural: Iterable[Tensor] | None)
     return largest
 
 
-def _same_site(suspect: Target, key: Key) -> Site | str:
+def _same_site(suspect: Target, key: Key, *, any_dimension: bool = False) -> Site | str:
     """The key's site in the suspect, or why it has none."""
     try:
         site = analyse(suspect).site(key.site)
     except (ModelError, SiteError) as error:
         return f"the suspect has no such site: {error}"
-    if site.kind != key.site_kind or site.dimension != key.dimension:
+    if site.kind != key.site_kind or (site.dimension != key.dimension and not any_dimension):
         return f"{key.site} has dimension {site.dimension}, the detector {key.dimension}"
     if mismatch := key.matches(suspect):
         return f"the suspect takes other inputs: {mismatch}"

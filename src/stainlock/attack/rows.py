@@ -1,0 +1,114 @@
+"""The table of results: one row an attack and strength, kept from the moment it is measured."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stainlock.attack.attack import Strength
+from stainlock.errors import FileError
+from stainlock.files import write_file
+
+ROWS = "rows.jsonl"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What an attack left of a stain or a lock.
+
+    ``performance`` is the model's as the thief has it: for a lock without the owner's trigger. ``unlocked`` is what a
+    lock's owner gets with it. ``verdict`` is stained or not, by the best of ``by`` (each verification's own p-value),
+    or, for a lock, whether the thief's model is opened: nearer to the unlocked performance than to the locked one.
+    ``trigger_response`` is that of the stained row's detector, as a unit vector, over what it was. ``images`` is how
+    many the thief used, ``seconds`` how long it took. ``applied`` is false where the attack could not be made; ``note``
+    says why.
+    """
+
+    attack: str
+    strength: Strength
+    group: str
+    kind: str
+    applied: bool = True
+    verdict: str | None = None
+    p_value: float | None = None
+    log10_p_value: float | None = None
+    by: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trigger_response: float | None = None
+    metric: str | None = None
+    performance: float | None = None
+    unlocked: float | None = None
+    needs: str = "nothing"
+    images: int = 0
+    seconds: float = 0.0
+    note: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    picture: str | None = None
+    identity: str = ""  # of the model, the key, the data and the seed
+
+    def flat(self) -> dict[str, Any]:
+        """One level, for CSV and people: ``p_weights``, ``p_response``, ``p_output`` and every figure by its name."""
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("by", "figures")}
+        methods = {
+            f"log10_p_{name}": self.by.get(name, {}).get("log10_p_value") for name in ("weights", "response", "output")
+        }
+        return facts | methods | self.figures
+
+
+def append_row(folder: Path, row: Row) -> None:
+    """Onto the disk before anything else happens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ROWS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_finite(dataclasses.asdict(row))) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Every row in a folder, the latest where one was measured again; a line cut short by an interrupt is left out."""
+    path = folder / ROWS
+    if not path.exists():
+        return []
+    rows: dict[tuple[str, str, str], Row] = {}
+    content = path.read_text(encoding="utf-8")
+    lines = content.split("\n")
+    if lines[-1]:  # the next row must not be glued to what an interrupt left
+        write_file(path, "".join(f"{line}\n" for line in lines[:-1]).encode())
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = Row(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise FileError(
+                f"{path} line {number} is not a row of results ({error}): remove it, or the file"
+            ) from error
+        rows[row.attack, str(row.strength), row.identity] = row
+    return list(rows.values())
+
+
+def write_tables(folder: Path, rows: Iterable[Row]) -> None:
+    """``results.csv`` and ``results.json`` beside the rows."""
+    rows = list(rows)
+    flat = [row.flat() for row in rows]
+    columns = list(dict.fromkeys(name for facts in flat for name in facts))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    write_file(folder / "results.csv", text.getvalue().encode())
+    facts = {"rows": [_finite(dataclasses.asdict(row)) for row in rows]}
+    write_file(folder / "results.json", (json.dumps(facts, indent=1) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,168 @@
+"""`stainlock attack`: what attacks leave of a stain or a lock, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stainlock.attack.rows import Row
+
+MOST_IMAGES = 1000
+
+
+@click.command("attack")
+@click.argument("model", required=False)
+@click.option("--key", "key_file", type=FILE, metavar="FILE", help="The owner's key.")
+@click.option("--data", type=FILE, metavar="DIR", help="Images, labelled where performance is to be measured: half are"
+              " the thief's, half evaluate what is left.")  # fmt: skip
+@click.option("--attack", "names", multiple=True, metavar="NAME", help="Which; may be given several times.  [default:"
+              " all against this kind of key]")  # fmt: skip
+@click.option("--strength", "strengths", multiple=True, metavar="S", help="Instead of the attack's own strengths.")
+@click.option("--list", "listed", is_flag=True, help="List the attacks with what they need, and end.")
+@click.option("--out", type=FILE, metavar="DIR", help="Where rows are kept as they are measured, with results.csv,"
+              " .json and .png. The same command again goes on where it was interrupted.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=2), default=MOST_IMAGES, show_default=True, metavar="N",
+              help="At most N images, evenly over the folder.")  # fmt: skip
+@weights_option
+@seed_option("Seed of who has which images, of the attacks' noise and of --weights random.  [default: 0]")
+@output_options
+def command(
+    report: Report,
+    model: str | None,
+    key_file: Path | None,
+    data: Path | None,
+    names: tuple[str, ...],
+    strengths: tuple[str, ...],
+    listed: bool,
+    out: Path | None,
+    limit: int,
+    weights: str | None,
+    seed: int | None,
+) -> None:
+    """Attack MODEL, stained or locked with this key, and say what is left of the stain or the lock.
+
+    A row tells the attack and its strength, the model's performance afterwards, for a stain each verification's verdict
+    and p-value and the trigger's response, for a lock the performance without and with the trigger, and what the thief
+    needed.
+    """
+    from stainlock.attack.run import attack, check_names
+    from stainlock.evaluate import Images
+    from stainlock.keyfile import Key
+
+    if listed:
+        _list(report)
+        return
+    for option, value in (("MODEL", model), ("--key FILE", key_file), ("--data DIR", data)):
+        if value is None:
+            raise ValueError(f"expected {option}, got none")
+    assert model is not None
+    assert key_file is not None
+    assert data is not None
+    check_names(names)
+    key = Key.load(key_file)
+    images = Images.from_folder(data)
+    target = load_model(model, weights, seed)
+    done: list[Row] = []
+
+    def finished(row: Row) -> None:
+        done.append(row)
+        report.remark(_line(row))
+
+    try:
+        with report.progress("attacking") as progress:
+            rows = attack(
+                target, key, images, names or None, strengths=[_number(s) for s in strengths] or None, out=out,
+                seed=seed or 0, limit=limit, progress=progress, finished=finished,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        kept = f"kept in {out}: the same command goes on from there" if out else "lost: --out DIR would keep them"
+        report.remark(f"{len(done)} rows were measured, {kept}")
+        raise
+    facts: dict[str, Any] = {"rows": [dataclasses.asdict(row) for row in rows], "images": min(limit, len(images))}
+    report.result(facts | {"out": None if out is None else str(out)}, _table(rows))
+    if out is not None:
+        report.remark(f"wrote {out / 'results.csv'}, results.json and results.png beside it")
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _list(report: Report) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from stainlock.attack import all_attacks
+
+    found = list(all_attacks().values())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("attack", "group", "against", "needs", "strengths", "what it is"):
+        table.add_column(column)
+    for one in found:
+        strengths = ", ".join(map(str, one.strengths))
+        table.add_row(one.name, one.group, " and ".join(one.against), one.needs, strengths, one.about)
+    facts = [
+        {"attack": a.name, "group": a.group, "against": list(a.against), "needs": a.needs,
+         "strengths": list(a.strengths), "about": a.about}
+        for a in found
+    ]  # fmt: skip
+    report.result({"attacks": facts}, table)
+
+
+def _line(row: Row) -> str:
+    return "  ".join(part for part in (f"{row.attack} {row.strength}:", *_cells(row)[2:]) if part)
+
+
+def _cells(row: Row) -> list[str]:
+    """A row for people: what is not there is left empty."""
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value:.1%}"
+
+    looked = {name: facts for name, facts in row.by.items() if facts["p_value"] is not None}
+    chances = {name: f"{_chance(facts)} by {name}" for name, facts in looked.items()}
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in row.figures.items())
+    response = "" if row.trigger_response is None else f"{row.trigger_response:.2f}"
+    needed = f"{row.seconds:.0f} s" + (f", {row.images} {row.needs}" if row.images else "")
+    return [
+        row.attack, str(row.strength), row.verdict or ("not applicable" if not row.applied else ""),
+        ", ".join(chances.values()), response, percent(row.performance), percent(row.unlocked),
+        needed if row.applied else "", "; ".join(filter(None, (row.note, figures))),
+    ]  # fmt: skip
+
+
+def _chance(facts: dict[str, Any]) -> str:
+    """A p-value for people; very small ones as a power of ten that is not below it."""
+    if facts["p_value"] >= 1e-4:
+        return f"{facts['p_value']:.2g}"
+    return f"1e{math.ceil(facts['log10_p_value'])}"
+
+
+def _table(rows: list[Row]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    lock = any(row.kind == "lock" for row in rows)
+    columns = ["attack", "strength", "verdict", "p at most", "response", "performance", "unlocked", "needed", "notes"]
+    empty = {"p at most", "response"} if lock else {"unlocked"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    kept = [index for index, column in enumerate(columns) if column not in empty]
+    for index in kept:
+        table.add_column(columns[index])
+    for row in rows:
+        cells = _cells(row)
+        table.add_row(*(cells[index] for index in kept))
+    return table

@@ -1,0 +1,62 @@
+"""`stainlock attack`: the contract's rows, the list, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+BASIC = ("attack", "stained", "--key", "owner.key", "--data", "photos")
+
+
+def test_rows_and_files(run: Run, work: Path) -> None:
+    result = run(
+        *BASIC, "--attack", "fp16", "--attack", "trigger-brightness", "--strength", "0.9", "--out", "res", "--json"
+    )
+    assert result.status == 0
+    rows = result.facts["rows"]
+    assert [row["attack"] for row in rows] == ["none", "fp16", "trigger-brightness"]
+    for row in rows:
+        assert {"attack", "strength", "verdict", "p_value", "trigger_response", "performance"} <= set(row)
+        assert row["verdict"] == "stained"
+    assert {file.name for file in Path("res").iterdir()} == {"rows.jsonl", "results.csv", "results.json", "results.png"}
+    again = run(*BASIC, "--attack", "fp16", "--strength", "0.9", "--out", "res")
+    assert again.status == 0
+    assert "fp16" in again.stdout
+    assert "measured" not in again.stderr
+    assert len(Path("res/rows.jsonl").read_text().splitlines()) == 3  # nothing was measured again
+
+
+def test_list(run: Run, work: Path) -> None:
+    facts = run("attack", "--list", "--json").facts["attacks"]
+    names = {one["attack"]: one for one in facts}
+    assert names["fine-tune-all"]["needs"] == "labels"
+    assert names["saliency"]["against"] == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [((*BASIC, "--attack", "prune"), "did you mean prune"), (BASIC[:4], "expected --data DIR"),
+     (("attack",), "expected MODEL"), ((*BASIC[:5], "nothing"), "expected a folder of images")],
+)  # fmt: skip
+def test_errors_are_one_line(run: Run, work: Path, arguments: tuple[str, ...], error: str) -> None:
+    result = run(*arguments)
+    assert result.status == 2
+    assert error in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_interrupt_says_how_to_go_on(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stainlock.attack import all_attacks
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    one = all_attacks()["bf16"]
+    monkeypatch.setitem(all_attacks(), "bf16", type(one)(**{**vars(one), "run": interrupt}))
+    result = run(*BASIC, "--attack", "fp16", "--attack", "bf16", "--out", "res")
+    assert result.status == 130
+    assert "2 rows were measured, kept in res: the same command goes on from there" in result.stderr
+    assert len(Path("res/rows.jsonl").read_text().splitlines()) == 2
