@@ -125,7 +125,8 @@ def _label_exit(axes: Any, x: FloatArray, y: FloatArray, lowest: float, label: s
     inside = np.flatnonzero(y >= lowest)
     if len(inside):
         at = (float(x[inside[-1]]), float(y[inside[-1]]))
-        axes.annotate(label, at, xytext=(-8, 4), textcoords="offset points", ha="right", va="bottom")
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the threshold's line may pass behind it
+        axes.annotate(label, at, xytext=(-8, 4), textcoords="offset points", ha="right", va="bottom", bbox=box)
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str]]) -> None:

@@ -86,7 +86,7 @@ def command(
             )  # fmt: skip
     except KeyboardInterrupt:
         kept = f"kept in {out}: the same command goes on from there" if out else "lost: --out DIR would keep them"
-        report.remark(f"{len(done)} rows were measured, {kept}")
+        report.remark(f"{len(done)} rows were measured, {kept}" if done else "no row was measured yet")
         raise
     facts: dict[str, Any] = {"rows": [dataclasses.asdict(row) for row in rows], "images": min(limit, len(images))}
     report.result(facts | {"out": None if out is None else str(out)}, _table(rows))
