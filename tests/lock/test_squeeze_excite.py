@@ -235,9 +235,10 @@ def test_no_norm_tells_of_shifts() -> None:
     """A thief who guesses gains from the norms of the kernels behind has them nearly right; shifts are lost to him."""
     base = models.real("efficientnet_lite0")
     pixels, labels = zoo.natural("efficientnet_lite0", 20)
-    left = {}
+    left, edited = {}, {}
     for form in ("gains", "shifts"):
         target, key = lock(base, kind="squeeze-excite", blocks="inserted", gate_form=form, seed=0, steps=20, tries=2)
+        edited[form] = run(key.edited(target), base.normalise(pixels[:4]))
         stolen, left[form] = without_blocks(target, key), 0.0
         (at,) = key.details["inserted"]
         layer: Any = stolen.model.get_submodule(at)
@@ -248,6 +249,7 @@ def test_no_norm_tells_of_shifts() -> None:
             right = run(stolen, base.normalise(pixels)).argmax(1) == labels
             left[form] = max(left[form], float(right.double().mean()))
     assert left["gains"] >= 0.5 > 0.1 >= left["shifts"]
+    assert distance(edited["shifts"], edited["gains"]) <= 1e-4  # and to the owner shifts cost nothing
 
 
 def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:

@@ -136,9 +136,10 @@ def _draft(target: Target, site: str | None, settings: Settings, randomness: Ran
     )  # fmt: skip
     new = [block for host, block in zip(placement.hosts, blocks, strict=True) if host.block is None]
     neutral: list[Write] = []
+    carrying = [cell for wire in conduit.wires for cell in wire.path]
     for block in new:
         secret = randomness.secret(f"gates {whole.name(block.second)}")
-        neutral += neutral_writes(whole, block, settings.gate_form, disguise, secret)
+        neutral += neutral_writes(whole, block, settings.gate_form, disguise, secret, carrying)
     Plan(tuple(neutral)).write_into(prepared.model)  # what is written next builds on these values
     return Draft(target, prepared, conduit, new, neutral, _position(target, conduit, settings))
 

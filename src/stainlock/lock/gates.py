@@ -16,6 +16,7 @@ A block of its own does nothing when its gates are constants q and the layer beh
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from stainlock.insertion import Insertion
 from stainlock.lock.blocks import Block
 from stainlock.lock.disguise import Disguise
 from stainlock.lock.missed import remembered
-from stainlock.lock.wires import Network
+from stainlock.lock.wires import Cell, Network
 from stainlock.plan import CONDUIT, Write, write
 from stainlock.tensors import exact, has, raw
 
@@ -79,14 +80,23 @@ def draw_gains(network: Network, block: Block, form: GateForm, generator: np.ran
 
 
 def neutral_writes(
-    network: Network, block: Block, form: GateForm, disguise: Disguise, generator: np.random.Generator
+    network: Network,
+    block: Block,
+    form: GateForm,
+    disguise: Disguise,
+    generator: np.random.Generator,
+    carrying: Sequence[Cell] = (),
 ) -> list[Write]:
-    """Values for a new block that does nothing, and the layer behind it that takes its gains back."""
+    """Values for a new block that does nothing, and the layer behind it that takes its gains back.
+
+    Channels that are ``carrying`` the signal are not shifted: who reads them will not see them, nor their shift.
+    """
     model = network.target.model
     first, second = network.name(block.first), network.name(block.second)
     hidden, channels = raw(network.part.leaf(block.first), "weight").shape[:2]
     q = draw_gains(network, block, form, generator)
     t = torch.zeros_like(q) if block.shift is None else draw_shifts(network, block, q, generator)
+    t[[cell.channel for cell in carrying if cell.node is block.squeezed]] = 0.0
     s1, tau1, (s2, s3) = _hidden_layer(hidden, channels, form, disguise, generator)
     writes = [
         write(model, f"{first}.weight", (None,), s1.view(hidden, channels, 1, 1), CONDUIT),
@@ -100,7 +110,7 @@ def neutral_writes(
             write(model, f"{third}.weight", (None,), size * s3.view(channels, hidden, 1, 1), CONDUIT),
             write(model, f"{third}.bias", (None,), t, CONDUIT),
         ]
-    return writes + _undone(network, block, q, t, disguise)
+    return writes + _undone(network, block, q, t, disguise, carrying)
 
 
 def draw_shifts(network: Network, block: Block, q: Tensor, generator: np.random.Generator) -> Tensor:
@@ -115,7 +125,9 @@ def signed(count: int, generator: np.random.Generator) -> Tensor:
     return torch.from_numpy(generator.choice([-1.0, 1.0], count) * generator.uniform(0.5, 1.5, count))
 
 
-def _undone(network: Network, block: Block, q: Tensor, t: Tensor, disguise: Disguise) -> list[Write]:
+def _undone(
+    network: Network, block: Block, q: Tensor, t: Tensor, disguise: Disguise, carrying: Sequence[Cell]
+) -> list[Write]:
     """The layer behind a new block divides by its gains, and takes back what it adds.
 
     Larger weights would make its rows larger than any trained ones. In disguise each keeps its norm, and the batch norm
@@ -126,6 +138,7 @@ def _undone(network: Network, block: Block, q: Tensor, t: Tensor, disguise: Disg
     name, weight = network.name(reader), exact(layer, "weight")
     undone = weight / q.view(1, -1, *(1,) * (weight.dim() - 2))
     added = undone.flatten(2).sum(2) @ t
+    added[[cell.channel for cell in carrying if cell.node is reader]] = 0.0  # these rows will be others
     if node is None:
         writes = [write(model, f"{name}.weight", (None,), undone, CONDUIT)]
         if has(layer, "bias"):
