@@ -68,7 +68,10 @@ def subjects(names: list[str]) -> list[Subject]:
         judge = zoo.dcgan_faces32_discriminator()
         found.append(Subject("faces32", zoo.dcgan_faces32_generator(), "uniform", "generator_deconv.2.0", judge))
     if "faces64" in names:
-        found.append(Subject("faces64", faces64(), "normal", "main.3"))
+        try:
+            found.append(Subject("faces64", faces64(), "normal", "main.3"))
+        except FileError as error:
+            print(f"left out: {error}", file=sys.stderr)
     return found
 
 
@@ -143,6 +146,8 @@ def main() -> int:
     parser.add_argument("--denoise", nargs="+", default=["nl-means"], choices=["nl-means", "bm3d"])
     parser.add_argument("--out", type=Path, default=Path("gan-lock-output"))
     options = parser.parse_args()
+    if options.out.exists():
+        parser.error(f"expected a new folder for --out, {options.out} exists: remove it, or name another")
     options.out.mkdir(parents=True)
     console = Console(width=160)
     missed: list[str] = []
