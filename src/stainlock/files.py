@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,3 +183,22 @@ def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> 
 
 def _identity(model: nn.Module) -> dict[str, Tensor]:
     return {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+
+
+def read_record(path: str | Path, what: str, format: str, version: int, fields: Collection[str]) -> dict[str, Any]:
+    """The facts of a JSON file that says what it is, all of them; else one clear line."""
+    try:
+        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"can't read {what} {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
+    if not isinstance(facts, dict) or facts.get("format") != format:
+        raise FileError(f"{path} is not a stainlock {what}")
+    if facts.get("version") != version:
+        raise FileError(
+            f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
+        )
+    if wrong := sorted(set(fields).symmetric_difference(facts)):
+        raise FileError(f"{path} is not a complete {what}: {wrong[0]} is missing or unknown")
+    return facts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stainlock.attack.attack import NotApplicable, Subject
 from stainlock.certify import certify
@@ -14,7 +14,7 @@ from stainlock.errors import SiteError
 from stainlock.evaluate import Tensors
 from stainlock.target import Target
 
-_IMAGES = 32  # that the corollary is measured on
+_IMAGES, _BATCH = 32, 16  # that the corollary is measured on
 
 
 def weighted_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -41,10 +41,6 @@ def edited(target: Target, change: Callable[[nn.Module], None]) -> Target:
     return copy
 
 
-def batches(images: Tensor, size: int = 16) -> Iterator[Tensor]:
-    yield from images.split(size)
-
-
 def corollary(subject: Subject, changed: Target) -> dict[str, float]:
     """The paper's corollary on weight perturbations, for a stain: measured δ, and its bound beside what is observed.
 
@@ -56,8 +52,9 @@ def corollary(subject: Subject, changed: Target) -> dict[str, float]:
         return {}
     images = subject.images[:_IMAGES]
     try:
-        delta = measured_perturbation(subject.target, changed, subject.key, batches(images))
-        rate = exceedance_rate(subject.target, changed, subject.key, batches(images), subject.key.natural_threshold)
+        delta = measured_perturbation(subject.target, changed, subject.key, images.split(_BATCH))
+        threshold = subject.key.natural_threshold
+        rate = exceedance_rate(subject.target, changed, subject.key, images.split(_BATCH), threshold)
     except SiteError:  # the layer has another shape now
         return {}
     found = certify(subject.target, subject.key, Tensors(images), perturbation=delta)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock.attack.attack import Attack, Attacked, Progress, Strength, Subject, number
@@ -19,6 +20,34 @@ HEAD_EPOCHS = 60  # of the last one, on features computed once
 MOMENTUM, DECAY = 0.9, 5e-4
 
 
+def trained(
+    parameters: list[nn.Parameter],
+    loss: Callable[[Tensor], Tensor],
+    examples: int,
+    rate: float,
+    steps: int,
+    *,
+    generator: torch.Generator,
+    clip: float | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """SGD with momentum and a falling rate, on a loss of randomly chosen examples; gradients are gone afterwards."""
+    optimiser = torch.optim.SGD(parameters, rate, MOMENTUM, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    with torch.enable_grad():
+        for step in range(steps):
+            own = loss(torch.randperm(examples, generator=generator)[:BATCH])
+            optimiser.zero_grad()
+            own.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, clip)
+            optimiser.step()
+            schedule.step()
+            if progress is not None:
+                progress(step + 1, steps)
+    optimiser.zero_grad()
+
+
 def fine_tuned(
     target: Target,
     images: Tensor,
@@ -27,30 +56,30 @@ def fine_tuned(
     *,
     generator: torch.Generator,
     steps: int | None = None,
+    gently: bool = False,
     progress: Progress | None = None,
 ) -> Target:
-    """A copy trained further, all layers, by SGD with momentum and a falling rate; batch norms in training mode."""
+    """A copy trained further, all layers, its batch norms in training mode.
+
+    ``gently`` leaves them as they are and clips gradients: in training mode a batch norm would lift a silent detector's
+    channel to unit variance, and the signal with it.
+    """
     tuned = target.copy()
-    model = tuned.model.train()
-    for parameter in model.parameters():
+    parameters = list(tuned.model.parameters())
+    for parameter in parameters:
         parameter.requires_grad_(True)
-    optimiser = torch.optim.SGD(model.parameters(), rate, MOMENTUM, weight_decay=DECAY)
     wanted = steps or min(MOST_STEPS, EPOCHS * math.ceil(len(images) / BATCH))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, wanted)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))  # for dropout
-        for step in range(wanted):
-            chosen = torch.randperm(len(images), generator=generator)[:BATCH]
-            loss = F.cross_entropy(tuned.predict(images[chosen]), labels[chosen].to(tuned.device))
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            if progress is not None:
-                progress(step + 1, wanted)
-    model.eval()
-    for parameter in model.parameters():
-        parameter.grad = None
+
+    def loss(chosen: Tensor) -> Tensor:
+        return F.cross_entropy(tuned.predict(images[chosen]), labels[chosen].to(tuned.device))
+
+    with torch.random.fork_rng(devices=[]):
+        if not gently:
+            torch.default_generator.manual_seed(int(torch.randint(2**31, (), generator=generator)))  # for dropout
+        tuned.model.train(not gently)
+        trained(parameters, loss, len(images), rate, wanted, generator=generator, clip=1.0 if gently else None,
+                progress=progress)  # fmt: skip
+    tuned.model.eval()
     return tuned
 
 
@@ -68,17 +97,12 @@ def retrained_head(
             layer.weight.copy_(bound * (2 * torch.rand(layer.weight.shape, generator=generator) - 1))
             if layer.bias is not None:
                 layer.bias.zero_()
-    optimiser = torch.optim.SGD(layer.parameters(), rate, MOMENTUM, weight_decay=DECAY)
+
+    def loss(chosen: Tensor) -> Tensor:
+        return F.cross_entropy(layer(features[chosen]), labels[chosen].to(tuned.device))
+
     steps = HEAD_EPOCHS * math.ceil(len(images) / BATCH)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    with torch.enable_grad():
-        for _ in range(steps):
-            chosen = torch.randperm(len(features), generator=generator)[:BATCH]
-            loss = F.cross_entropy(layer(features[chosen]), labels[chosen].to(tuned.device))
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
+    trained(list(layer.parameters()), loss, len(features), rate, steps, generator=generator)
     return tuned
 
 

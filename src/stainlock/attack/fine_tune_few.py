@@ -10,14 +10,13 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from stainlock.attack.attack import Attack, Attacked, NotApplicable, Progress, Strength, Subject, number
+from stainlock.attack.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attack.batch_norm import reestimated
-from stainlock.attack.fine_tune import BATCH, DECAY, MOMENTUM, fine_tuned
+from stainlock.attack.fine_tune import BATCH, fine_tuned
 from stainlock.attack.guess_gains import guessed
 from stainlock.attack.logit_bias import without_bias
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target
 
 COUNTS = (10, 100, 1000, 4000)
 RATE = 0.01
@@ -31,33 +30,6 @@ def prepared(target: Target, images: Tensor) -> Target:
     with suppress(NotApplicable):
         target = reestimated(guessed(target, "norms"), images)
     return target
-
-
-def tuned_gently(
-    target: Target, images: Tensor, labels: Tensor, steps: int, generator: torch.Generator, progress: Progress | None
-) -> Target:
-    """A copy trained further with its batch norms as they are, and gradients clipped.
-
-    In training mode a batch norm would lift a silent detector's channel to unit variance, and the signal with it.
-    """
-    tuned = target.copy()
-    parameters = [p.requires_grad_(True) for p in tuned.model.parameters()]
-    optimiser = torch.optim.SGD(parameters, RATE, MOMENTUM, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    with evaluation_mode(tuned.model), torch.enable_grad():
-        for step in range(steps):
-            chosen = torch.randperm(len(images), generator=generator)[:BATCH]
-            loss = F.cross_entropy(tuned.predict(images[chosen]), labels[chosen].to(tuned.device))
-            optimiser.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimiser.step()
-            schedule.step()
-            if progress is not None:
-                progress(step + 1, steps)
-    for parameter in parameters:
-        parameter.grad = None
-    return tuned
 
 
 def _few(subject: Subject, strength: Strength) -> tuple[Tensor, Tensor, int]:
@@ -83,7 +55,8 @@ def _as_it_is(subject: Subject, strength: Strength) -> Attacked:
 def _after_guessing(subject: Subject, strength: Strength) -> Attacked:
     images, labels, steps = _few(subject, strength)
     generator = subject.randomness.noise(f"fine-tuning on {len(images)}")
-    tuned = tuned_gently(prepared(subject.target, images), images, labels, steps, generator, subject.progress)
+    tuned = fine_tuned(prepared(subject.target, images), images, labels, RATE, generator=generator, steps=steps,
+                       gently=True, progress=subject.progress)  # fmt: skip
     return Attacked(tuned, figures={"steps": steps}, used=len(images))
 
 

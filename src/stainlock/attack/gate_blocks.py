@@ -6,14 +6,13 @@ The structure tells: nothing here looks into a key.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from stainlock.attack.attack import NotApplicable
-from stainlock.graph import is_batch_norm
 from stainlock.insertion import Gated, set_submodule
 from stainlock.lock.missed import remembered
 from stainlock.lock.wires import Network
@@ -97,18 +96,13 @@ def layers_behind(target: Target) -> list[Behind]:
         else:
             mean, deviation = _measured(target, at)
         facts: dict[str, Any] = {"norm": None}
-        if (norm := _norm_behind(network, reader)) is not None:
+        if (norm := network.norm_behind(reader)) is not None:
             leaf: Any = network.part.leaf(norm)
             facts = {"norm": network.name(norm), "running_mean": exact(leaf, "running_mean"),
                      "running_var": exact(leaf, "running_var") + float(leaf.eps)}  # fmt: skip
         gates = exact(network.part.leaf(block.second), "bias").sigmoid()
         found.append(Behind(at, exact(network.part.leaf(reader), "weight"), mean, deviation, gates, **facts))
     return found
-
-
-def _norm_behind(network: Network, reader: fx.Node) -> fx.Node | None:
-    norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
-    return norms[0] if len(norms) == len(reader.users) == 1 else None
 
 
 def _measured(target: Target, at: str) -> tuple[Tensor, Tensor]:
@@ -129,4 +123,4 @@ def taken_out(target: Target, gains: Callable[[str], Tensor | float]) -> Target:
             gain = torch.as_tensor(gains(name), dtype=weight.dtype).expand(weight.shape[1])
             weight.mul_(gain.view(1, -1, *(1,) * (weight.dim() - 2)))
             set_submodule(stolen.model, name, gated.layer)
-    return Target(**{**vars(stolen), "insertions": ()})
+    return replace(stolen, insertions=())

@@ -25,14 +25,7 @@ def information(logits: Tensor) -> Tensor:
 
 def pasting(patch: Tensor, region: Region) -> Change:
     """``patch`` (C, h, w) in pixels, into its place of every image."""
-    rows, columns = (slice(a, a + n) for a, n in zip(region.start, region.size, strict=True))
-
-    def change(pixels: Tensor) -> Tensor:
-        changed = pixels.clone()
-        changed[..., rows, columns] = patch.to(pixels)
-        return changed
-
-    return change
+    return lambda pixels: region.paste(patch.to(pixels), pixels)
 
 
 def judged(target: Target, pixels: Tensor, change: Change | None = None) -> float:

@@ -8,6 +8,7 @@ enough to ask for them back: by Adam on one gain and one shift a channel, from t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def matched(
                 progress(step + 1, steps)
     for handle in handles:
         handle.remove()
-    return Target(**{**vars(fitted), "insertions": ()})
+    return replace(fitted, insertions=())
 
 
 def _apart(norm: nn.Module, given: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from torch import Tensor
 from stainlock.certify.bounds import SMALLEST, Level, assumptions, checked_moments, log_bounds
 from stainlock.certify.law import Law
 from stainlock.certify.statistics import Statistics
-from stainlock.errors import FileError, SiteError
+from stainlock.errors import SiteError
 from stainlock.evaluate.data import Data
-from stainlock.files import model_digest, tensor_digest, write_file
+from stainlock.files import model_digest, read_record, tensor_digest, write_file
 from stainlock.keyfile import Key
 from stainlock.sites import Site, analyse
 from stainlock.sphere import FloatArray
@@ -76,21 +76,8 @@ class Certificate:
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
-        try:
-            facts = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"can't read certificate {path}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise FileError(f"{path} is not a certificate, or is truncated: expected JSON ({error})") from error
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise FileError(f"{path} is not a stainlock certificate")
-        if facts.get("version") != VERSION:
-            raise FileError(
-                f"{path} has certificate version {facts.get('version')}, this program reads {VERSION}: update stainlock"
-            )
         names = {f.name for f in dataclasses.fields(Certificate)}
-        if wrong := sorted(names.symmetric_difference(facts)):
-            raise FileError(f"{path} is not a complete certificate: {wrong[0]} is missing or unknown")
+        facts = read_record(path, "certificate", FORMAT, VERSION, names)
         return Certificate(**facts)
 
 

@@ -19,7 +19,7 @@ from stainlock.commitment.evidence import Timestamp, mentions, read_timestamp, t
 from stainlock.commitment.opening import DOMAIN, Opening, canonical
 from stainlock.commitment.signing import Signer, is_signed
 from stainlock.errors import FileError
-from stainlock.files import is_model, model_digest, refuse_existing, write_file
+from stainlock.files import is_model, model_digest, read_record, refuse_existing, write_file
 from stainlock.keyfile import Key
 from stainlock.target import Target
 
@@ -118,21 +118,8 @@ class Commitment:
     @staticmethod
     def load(path: str | Path) -> Commitment:
         """Read a commitment; one that is damaged, or not as it was signed, gets one clear line."""
-        try:
-            facts = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"can't read commitment {path}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise FileError(f"{path} is not a commitment, or is truncated: expected JSON ({error})") from error
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise FileError(f"{path} is not a stainlock commitment")
-        if facts.get("version") != VERSION:
-            raise FileError(
-                f"{path} has commitment version {facts.get('version')}, this program reads {VERSION}: update stainlock"
-            )
         names = {f.name for f in dataclasses.fields(Commitment)}
-        if wrong := sorted(names.symmetric_difference(facts)):
-            raise FileError(f"{path} is not a complete commitment: {wrong[0]} is missing or unknown")
+        facts = read_record(path, "commitment", FORMAT, VERSION, names)
         if reason := _malformed(facts):
             raise FileError(f"{path} is not a valid commitment: {reason}")
         for name in ("timestamps", "log_entries"):

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from stainlock.graph import is_batch_norm
 from stainlock.insertion import Insertion
 from stainlock.lock.blocks import Block
 from stainlock.lock.disguise import Disguise
@@ -60,13 +59,8 @@ def _takes_shifts(network: Network, reader: fx.Node) -> bool:
     """Whether a layer can take back exactly what is added to its input, and batch norms tell how much that may be."""
     layer: Any = network.part.leaf(reader)
     unpadded = layer.padding in ("valid", 0) or not any(layer.padding)
-    constant = has(layer, "bias") or _norm_behind(network, reader) is not None
+    constant = has(layer, "bias") or network.norm_behind(reader) is not None
     return unpadded and constant and reader.all_input_nodes[0] in remembered(network)
-
-
-def _norm_behind(network: Network, reader: fx.Node) -> fx.Node | None:
-    norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
-    return norms[0] if len(norms) == len(reader.users) == 1 else None
 
 
 def draw_gains(network: Network, block: Block, form: GateForm, generator: np.random.Generator) -> Tensor:
@@ -134,7 +128,7 @@ def _undone(
     behind it, if there is one, expects so much less: (κy − κμ)/√(κ²(σ² + ε)) is what it was.
     """
     model, (reader,) = network.target.model, block.output.users
-    layer, node = network.part.leaf(reader), _norm_behind(network, reader)
+    layer, node = network.part.leaf(reader), network.norm_behind(reader)
     name, weight = network.name(reader), exact(layer, "weight")
     undone = weight / q.view(1, -1, *(1,) * (weight.dim() - 2))
     added = undone.flatten(2).sum(2) @ t

@@ -271,6 +271,11 @@ class Network:
         left = [*sides[::2], 0, 0, 0]
         return left[2], left[1], left[0]
 
+    def norm_behind(self, node: fx.Node) -> fx.Node | None:
+        """The batch norm that reads a layer, if nothing else does."""
+        (only,) = node.users if len(node.users) == 1 else (None,)
+        return only if only is not None and is_batch_norm(self.leaf(only)) else None
+
     def cuts(self, node: fx.Node) -> bool:
         """Whether everything from the input to the outputs passes this node."""
         reached = {n for n in self.part.graph.nodes if n.op == "placeholder"}
