@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stainlock import Target, analyse, stain
+from stainlock import Target, analyse, stain, verify
 from stainlock.harm import _loss, affine_of, l1_norms, outgoing_harm, rank_channels, site_moments
 from stainlock.target import evaluation_mode
 
@@ -156,3 +156,13 @@ def test_the_affine_map_is_batch_norms() -> None:
         expected = norm.double()(maps)
     found = affine.g.view(1, -1, 1, 1) * maps + affine.h.view(1, -1, 1, 1)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "site"), [("resnet20_cifar10", "layer2.1.conv1"), ("vgg16_cifar10", "features.2")])
+def test_a_second_stain_leaves_the_first_alone(name: str, site: str) -> None:
+    target = models.real(name)
+    first, own = stain(target, site, seed=0, steps=10)
+    second, other = stain(first, site, seed=1, steps=10)
+    assert own.detectors[0].channel != other.detectors[0].channel
+    assert verify(second, own).stained
+    assert verify(second, other).stained

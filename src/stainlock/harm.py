@@ -25,6 +25,8 @@ Choice = Literal["l1", "outgoing"]
 _POINTS, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
 _PROBES = 4
 _LIVE = 0.5
+_NEVER = 8.0  # deviations below the threshold
+_FIRED = 10.0  # a detector's level, where only its sign matters
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def outgoing_harm(analysis: Analysis, site: Site, *, folded: bool) -> Tensor | N
 def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: bool, live: bool) -> list[int]:
     """Channels from the one that will be missed least; ℓ1 norms decide where readers are unknown.
 
-    ``live`` leaves out channels far smaller than the others: a detector added to one of those hides behind nothing.
+    Channels that never fire, and yet would if the right thing came, are someone's detectors: they come last, so that a
+    second stain or a lock leaves the first stain alone. ``live`` leaves out channels far smaller than the others: a
+    detector added to one of those hides behind nothing.
     """
     if choice not in ("l1", "outgoing"):
         raise ValueError(f"expected choice 'l1' or 'outgoing', got {choice!r}")
@@ -85,9 +89,22 @@ def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: boo
     if site.norm is not None:
         scales = affine_of(analysis.target.model.get_submodule(site.norm)).g.abs()
         alive &= (scales >= _LIVE * scales.median()) & (scales <= scales.median() / _LIVE)
+    taken = _waiting(analysis, site)
     # Equal harm (dead channels) is decided by the norm, then by the index.
-    order = sorted(range(site.channels), key=lambda k: (float(harm[k]), float(norms[k]), k))
+    order = sorted(range(site.channels), key=lambda k: (bool(taken[k]), float(harm[k]), float(norms[k]), k))
     return [k for k in order if alive[k]] if live else order
+
+
+def _waiting(analysis: Analysis, site: Site) -> Tensor:
+    """Channels that are silent by their threshold alone, far beyond their spread: a dead one has no row to speak of."""
+    mean, deviation = site_moments(analysis, site)
+    rows = site.rows(analysis.target.model).detach().double().cpu()
+    slopes = rows.reshape(site.channels, -1).norm(dim=1)
+    if site.norm is not None:
+        slopes = slopes * affine_of(analysis.target.model.get_submodule(site.norm)).g.abs()
+    below = 0.0 if site.activation is None else site.activation.silent_below
+    waiting: Tensor = (below - mean > _NEVER * deviation) & (slopes >= _LIVE / 2 * slopes.median())
+    return waiting
 
 
 def fold_loss(analysis: Analysis, site: Site, resting: dict[int, float]) -> list[Write]:
@@ -161,6 +178,21 @@ def _loss(
             resting, mean = own_kernels.sum(1) * resting, own_kernels.sum(1) * mean
             deviation = own_kernels.norm(dim=1) * deviation
     return mean - resting, deviation
+
+
+def carried(analysis: Analysis, site: Site, reader: Reader, position: tuple[int, int]) -> Tensor:
+    """How much of a detector that fires at one position comes to a reader, for each channel: a depthwise kernel or a
+    batch norm on the way may turn it round, and an activation then take it away."""
+    assert site.activation is not None
+    model, maps = analysis.target.model, torch.full((2, site.channels, *site.grid), site.activation.rest)
+    row, column = position
+    maps[1, :, row, column] = float(site.activation.function(torch.tensor(_FIRED)))
+    maps = maps.to(analysis.target.device, analysis.target.dtype)
+    with evaluation_mode(model), torch.no_grad():
+        for step in reader.path:
+            maps = step.function(maps) if isinstance(step, Activation) else model.get_submodule(step)(maps)
+    heard: Tensor = (maps[1] - maps[0]).flatten(1).norm(dim=1).double().cpu()
+    return heard
 
 
 def _own(affine: Affine, reader: Reader, channels: int) -> Affine:
