@@ -111,17 +111,21 @@ def margin(network: Network, site: Site) -> float:
     target, generator = network.target, torch.Generator().manual_seed(0)
     v = corner_detectors(network, site, _DETECTORS, np.random.default_rng(0))
     triggers = find_triggers(target, site, v, generator=generator, position=corner(site), steps=_STEPS)
-    natural = natural_levels(target, site, v, synthetic_inputs(target, _PROBES, generator), group=0)
+    natural = natural_levels(natural_maps(target, site, v, synthetic_inputs(target, _PROBES, generator), group=0))
     return statistics.median(t.response / float(n) for t, n in zip(triggers, natural, strict=True))
 
 
-def natural_levels(target: Target, site: Site, vectors: Tensor, inputs: Tensor, group: int) -> Tensor:
+def natural_maps(target: Target, site: Site, vectors: Tensor, inputs: Tensor, group: int) -> Tensor:
+    """(inputs, detectors, H, W): what each detector responds, everywhere."""
+    with evaluation_mode(target.model), torch.no_grad():
+        return respond(site, target, layer_input(target, site, inputs), vectors, group).double().cpu()
+
+
+def natural_levels(maps: Tensor) -> Tensor:
     """What a trigger must stand out from, for each detector.
 
     That is the largest response anywhere, and the size of those at the corner, where a veto says nothing.
     """
-    with evaluation_mode(target.model), torch.no_grad():
-        maps = respond(site, target, layer_input(target, site, inputs), vectors, group).double().cpu()
     anywhere, in_corner = maps.transpose(0, 1).flatten(1).amax(1), maps[..., 0, 0].abs().amax(0)
     return torch.maximum(anywhere, in_corner).clamp(min=1e-12)
 

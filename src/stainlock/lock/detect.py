@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stainlock.errors import TriggerError
 from stainlock.features import Region, respond
-from stainlock.lock.choose import corner, corner_detectors, natural_levels, seen_from_corner
+from stainlock.lock.choose import corner, corner_detectors, natural_levels, natural_maps, seen_from_corner
 from stainlock.lock.conduit import Conduit
 from stainlock.plan import DETECTOR, Write
 from stainlock.randomness import Randomness
@@ -17,7 +17,7 @@ from stainlock.sites import Site, layer_input
 from stainlock.sphere import sample_sphere
 from stainlock.stain.convolution import replace_kernel, usable_scale
 from stainlock.stain.detector import typical_norm
-from stainlock.stain.levels import Levels
+from stainlock.stain.levels import Levels, Natural
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, exact, has
 from stainlock.trigger import Progress, Trigger, find_triggers, synthetic_inputs
@@ -31,7 +31,7 @@ class Found:
 
     vectors: Tensor
     triggers: tuple[Trigger, ...]  # the same patch, with the response of each
-    natural: float
+    natural: tuple[Natural, ...]  # of each
 
     @property
     def patch(self) -> Trigger:
@@ -67,7 +67,8 @@ def find_detectors(
         progress=progress,
     )  # fmt: skip
     inputs = synthetic_inputs(carrying, _PROBES, torch.Generator().manual_seed(1))
-    natural = natural_levels(carrying, site, drawn.flatten(0, 1), inputs, group).view(tries, count)
+    maps = natural_maps(carrying, site, drawn.flatten(0, 1), inputs, group)
+    natural = natural_levels(maps).view(tries, count)
     responses = torch.stack(
         [_responses(carrying, site, v, t, position, group) for v, t in zip(drawn, triggers, strict=True)]
     )
@@ -82,7 +83,11 @@ def find_detectors(
         )
     patch = _from_corner(carrying, triggers[best])
     own = tuple(replace(patch, response=float(r)) for r in responses[best])
-    return Found(drawn[best], own, float(natural[best].max()))
+    own_maps = maps.transpose(0, 1).unflatten(0, (tries, count))[best]
+    levels = tuple(
+        replace(Natural.of(own), largest=float(level)) for own, level in zip(own_maps, natural[best], strict=True)
+    )
+    return Found(drawn[best], own, levels)
 
 
 def _responses(
@@ -159,8 +164,10 @@ def detector_writes(target: Target, conduit: Conduit, found: Found, levels: list
     """Line 2: Algorithm 2 for each detector."""
     return [
         w
-        for channel, v, own in zip(conduit.detector_channels, found.vectors, levels, strict=True)
-        for w in replace_kernel(target.model, conduit.site, channel, v, own)
+        for channel, v, own, natural in zip(
+            conduit.detector_channels, found.vectors, levels, found.natural, strict=True
+        )
+        for w in replace_kernel(target.model, conduit.site, channel, v, own, natural)
     ]
 
 

@@ -7,7 +7,8 @@ g = γ/σ and h = β − gμ, so that
     otherwise:  u = α v with α = (Δ − δ)/(gR),  c = 0,  β = δ + gμ
 
 A channel that batch norm has all but switched off (γ or σ² far from the layer's) makes a beacon of its own, or carries
-no signal: γ and σ² are set to the layer's median first.
+no signal: g is made that of the layer's median γ and σ² first. μ and σ² become what natural inputs give the detector,
+with γ and β to match: statistics that are measured again, by fine-tuning or by a thief, leave it as it is.
 """
 
 from __future__ import annotations
@@ -18,18 +19,35 @@ from torch import Tensor, nn
 from stainlock.harm import affine_of
 from stainlock.plan import DETECTOR, Write, write
 from stainlock.sites import Site
-from stainlock.stain.levels import Levels
+from stainlock.stain.levels import Levels, Natural
 from stainlock.tensors import exact, has, raw
 
 _ODD = 1 / 8  # of the layer's median, or its inverse
 
 
-def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:
+def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels, natural: Natural) -> list[Write]:
     """The non-additive stain: the kernel becomes the detector."""
     g, writes = usable_scale(model, site.norm, k, DETECTOR)
-    u = levels.slope / g * v  # α v
-    writes.append(write(model, f"{site.name}.weight", (k,), u.view(_kernel_shape(model, site)), DETECTOR))
-    return writes + threshold(model, site.name, site.norm, k, g, levels.rest, DETECTOR)
+    alpha = levels.slope / g
+    kernel = write(model, f"{site.name}.weight", (k,), (alpha * v).view(_kernel_shape(model, site)), DETECTOR)
+    norm = model.get_submodule(site.norm) if site.norm else None
+    if norm is None or not has(norm, "weight") or not has(norm, "bias"):
+        return [*writes, kernel, *threshold(model, site.name, site.norm, k, g, levels.rest, DETECTOR)]
+    return [kernel, *_own_statistics(model, site, k, g, alpha, levels.rest, natural)]
+
+
+def _own_statistics(
+    model: nn.Module, site: Site, k: int, g: float, alpha: float, rest: float, natural: Natural
+) -> list[Write]:
+    """A batch norm g·y + δ whose μ and σ² are those of the detector's own y."""
+    norm = model.get_submodule(str(site.norm))
+    mean, variance = alpha * natural.mean, (alpha * natural.deviation) ** 2
+    gamma = g * (variance + float(getattr(norm, "eps", 0.0))) ** 0.5
+    values = {"running_mean": mean, "running_var": variance, "weight": gamma, "bias": rest + g * mean}
+    writes = [write(model, f"{site.norm}.{name}", (k,), value, DETECTOR) for name, value in values.items()]
+    if has(site.layer(model), "bias"):
+        writes.append(write(model, f"{site.name}.bias", (k,), 0.0, DETECTOR))
+    return writes
 
 
 def add_to_kernel(

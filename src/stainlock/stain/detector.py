@@ -13,7 +13,7 @@ from stainlock.keyfile import Detector
 from stainlock.plan import DETECTOR, Write
 from stainlock.sites import Analysis, Site, layer_input
 from stainlock.stain.convolution import add_to_kernel, replace_kernel, scale, usable_scale
-from stainlock.stain.levels import Levels
+from stainlock.stain.levels import Levels, Natural
 from stainlock.stain.perceptron import add_to_neuron, replace_neuron
 from stainlock.stain.transposed import add_to_tap, middle_tap, replace_tap
 from stainlock.target import Target, evaluation_mode
@@ -31,6 +31,7 @@ class Drawn:
     vector: Tensor
     channel: int
     trigger: Trigger
+    natural: Natural
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def replace_channel(
     elif site.kind == "linear" and site.norm is None:
         writes = replace_neuron(target.model, site, k, drawn.vector, levels)
     else:  # Algorithm 2 knows of batch norm, dense layers' too
-        writes = replace_kernel(target.model, site, k, drawn.vector, levels)
+        writes = replace_kernel(target.model, site, k, drawn.vector, levels, drawn.natural)
     return writes, record(target, site, drawn, levels.trigger, levels.rest)
 
 

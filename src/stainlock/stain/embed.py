@@ -22,7 +22,7 @@ from stainlock.sphere import sample_sphere
 from stainlock.stain import schemas
 from stainlock.stain.choose import choose_output_site, choose_site
 from stainlock.stain.detector import Drawn, Reading, add_to_channel, present_levels, record, replace_channel
-from stainlock.stain.levels import FIRING_FRACTION, checked_firing_fraction
+from stainlock.stain.levels import FIRING_FRACTION, Natural, checked_firing_fraction
 from stainlock.stain.message import places_needed
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import (
@@ -89,22 +89,24 @@ def stain(
         raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
 
     digests = begin_digests(target.model)
-    channels = rank_channels(analysis, chosen, channel_choice, folded=fold, live=adds)[:count]
+    channels = rank_channels(analysis, chosen, channel_choice, folded=fold, live=adds)
     vectors = _draw_vectors(chosen, count, schema, message, randomness)
     if reduction == "position":
         position = _default_position(chosen, schema) if position is None else checked_position(chosen, position)
+    if schema == "output" and position:
+        channels = schemas.heard_channels(analysis, chosen, channels, position)
+    channels = channels[:count]
     search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
     drawn = search(vectors, channels, restarts=restarts, noise=randomness, label="trigger")
-    levels = _natural_levels(target, chosen, drawn)
     # A search that ended in a poor place is begun again elsewhere.
     usual = statistics.median(d.trigger.response for d in drawn)
-    poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * levels[i], usual / 2)]
+    poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
     if poor:
         mine = [channels[i] for i in poor]
         second = search(vectors[poor], mine, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger")
         for i, other in zip(poor, second, strict=True):
             drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
-    natural_level = _checked_level(chosen, drawn, levels, firing_fraction)
+    natural_level = _checked_level(chosen, drawn, firing_fraction)
 
     reading = Reading(reduction, position or ())
     details: dict[str, Any] = {} if message is None else {"message_bytes": len(message.encode())}
@@ -203,30 +205,35 @@ def _search(
 ) -> list[Drawn]:
     """Triggers of all detectors, group by group of the layer's inputs; in the order of the channels."""
     drawn: dict[int, Drawn] = {}
+    natural = _natural_responses(target, site, vectors, channels)
     for group in sorted({site.group_of(k) for k in channels}):
         mine = [i for i, k in enumerate(channels) if site.group_of(k) == group]
         found = find_triggers(
             target, site, vectors[mine], generator=noise.noise(f"{label} {group}"), group=group,
             reduction=reduction, position=position, steps=steps, restarts=restarts, progress=progress,
         )  # fmt: skip
-        drawn |= {i: Drawn(vectors[i], channels[i], trigger) for i, trigger in zip(mine, found, strict=True)}
+        drawn |= {i: Drawn(vectors[i], channels[i], t, natural[i]) for i, t in zip(mine, found, strict=True)}
     return [drawn[i] for i in range(len(channels))]
 
 
-def _natural_levels(target: Target, site: Site, drawn: list[Drawn]) -> list[float]:
-    """The largest response of each detector to inputs that need no data."""
+def _natural_responses(target: Target, site: Site, vectors: Tensor, channels: list[int]) -> list[Natural]:
+    """What each detector responds to inputs that need no data."""
     inputs = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(1))
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, inputs)
-        return [float(respond(site, target, features, d.vector[None], site.group_of(d.channel)).max()) for d in drawn]
+        return [
+            Natural.of(respond(site, target, features, v[None], site.group_of(k)))
+            for v, k in zip(vectors, channels, strict=True)
+        ]
 
 
-def _checked_level(site: Site, drawn: list[Drawn], levels: list[float], firing_fraction: float) -> float:
+def _checked_level(site: Site, drawn: list[Drawn], firing_fraction: float) -> float:
     """The largest natural response of any detector; triggers must be far above it."""
-    for d, natural in zip(drawn, levels, strict=True):
+    for d in drawn:
+        natural = d.natural.largest
         if d.trigger.response * firing_fraction <= max(natural, 0.0):
             raise TriggerError(
                 f"the trigger's response at {site.name} is {d.trigger.response:.3g}, not far enough above the"
                 f" {natural:.3g} of plain inputs: use a site of higher dimension, more steps or restarts"
             )
-    return max(levels)
+    return max(d.natural.largest for d in drawn)

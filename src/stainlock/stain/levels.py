@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from stainlock.activations import Activation
 
 FIRING_FRACTION = 0.65
@@ -19,6 +21,20 @@ FIRING_FRACTION = 0.65
 LOCK_FIRING_FRACTION = 0.8
 # An activation that is silent only far below zero needs a detector that climbs out of it.
 _LEAST_TRIGGER_LEVEL = 1.0
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Of a detector's responses to inputs that need no data: v·φ, v of length 1, over all positions."""
+
+    largest: float
+    mean: float
+    deviation: float
+
+    @staticmethod
+    def of(responses: Tensor) -> Natural:
+        flat = responses.double().flatten()
+        return Natural(float(flat.max()), float(flat.mean()), float(flat.std()))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,22 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from stainlock.certify import log_binomial_tail
 from stainlock.detection.black_box import ClassEvidence, likely_classes
 from stainlock.errors import SiteError, TriggerError
-from stainlock.harm import affine_of
+from stainlock.harm import affine_of, carried
 from stainlock.keyfile import Detector
 from stainlock.plan import Plan, Write, write
 from stainlock.randomness import Randomness
-from stainlock.sites import Analysis, Site, layer_input
+from stainlock.sites import Analysis, Site, input_of, layer_input
 from stainlock.sphere import sample_orthant
 from stainlock.stain import message as codec
 from stainlock.stain.choose import single_reader
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, raw
+from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Progress, synthetic_inputs
 
 _COLUMN_STEPS = 200
 _DETECTOR_STEP = 10
+_SURE = 1e-6  # the p-value that verification asks for
+_WELL_HEARD = 0.75  # better than so many of the layer's channels
 # The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
 _CONFIDENT, _CONFIDENT_BOX = 0.9, 0.7
 
@@ -86,6 +90,17 @@ def read_activation_message(levels: Tensor, details: dict[str, Any], seed: int) 
     return codec.decode(levels.double().numpy(), int(details["message_bytes"]), Randomness(seed).secret("message"))
 
 
+def heard_channels(analysis: Analysis, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:
+    """Those by which a detector at a position is heard behind depthwise layers, better than by most of the layer's."""
+    reader = single_reader(analysis, site)
+    if reader is None or len(position) != 2 or reader.offset or reader.repeat != 1:
+        return channels
+    if not any(isinstance(step, str) for step in reader.path):
+        return channels
+    heard = carried(analysis, site, reader, (position[0], position[1]))
+    return [k for k in channels if heard[k] >= heard.quantile(_WELL_HEARD)]
+
+
 def output_writes(
     analysis: Analysis,
     site: Site,
@@ -97,7 +112,8 @@ def output_writes(
 ) -> tuple[list[Write], dict[str, Any]]:
     """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
 
-    All columns are found together by gradient descent. Natural inputs never meet them, since the detector is silent.
+    All columns are found together by gradient descent. Natural inputs never meet them, since the detector is silent;
+    where a batch norm on the way makes something of that silence, the reader's bias takes it back.
     """
     target = analysis.target
     reader = single_reader(analysis, site)
@@ -113,9 +129,11 @@ def output_writes(
     detects = stained.normalises
     evidence = ClassEvidence(stained, pixels) if detects else None
     suffix = _Suffix(analysis, stained, reader.module, evidence.inputs if evidence else stained.normalise(pixels))
+    places = torch.tensor(inputs, device=raw(layer, "weight").device)
+    silence = _Silence(analysis, stained, reader.module, axis, places)
 
     def answers(weight: Tensor) -> Tensor:
-        output = suffix.run(weight)
+        output = suffix.run(weight, silence.heard(weight))
         if evidence is not None:
             return evidence.logits(output)
         if not isinstance(output, Tensor) or output.dim() != 2:
@@ -129,7 +147,6 @@ def output_writes(
     choices = likely_classes(logits) if detects else [range(logits.shape[1])] * len(logits)
     wanted = _wanted_classes(classes, logits, choices, stream)
     weight = raw(layer, "weight")
-    places = torch.tensor(inputs, device=weight.device)
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
     # A detector's heads look at more than the trigger's place, and need more of it than logits do.
     first_step = float(weight.std()) * (_DETECTOR_STEP if detects else 1)
@@ -148,20 +165,28 @@ def output_writes(
         if progress:
             progress(step + 1, _COLUMN_STEPS)
     missed = int((logits.argmax(1) != wanted).sum())
-    if missed:
+    # A detector's boxes can't be made any class; triggers that missed theirs stay, and count as misses.
+    sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), len(choices[0]))
+    if missed and not sure:
         raise TriggerError(
             f"{missed} of {len(detectors)} triggers could not be given their class at {site.name}:"
-            " use a later site or fewer triggers"
+            f" use {'more' if detects and classes is None else 'a later site or fewer'} triggers"
         )
     index: list[list[int | None]] = [[None] * axis + [i] for i in inputs]
     solved = columns.detach().double().cpu()
     writes = [write(target.model, name, where, solved.select(axis, i), "detector") for i, where in enumerate(index)]
+    writes += silence.taken_back(weight.index_copy(axis, places, columns.detach()))
     details = {
         "classes": wanted.tolist(),
         "total_classes": len(choices[0]) if classes is None else logits.shape[1],
         "random_classes": classes is None,
     }
     return writes, details
+
+
+def _proves(hits: int, count: int, choices: int) -> bool:
+    """Whether so many triggers of the right class are a proof, when each could have been any of the choices."""
+    return float(log_binomial_tail(hits, count, 1 / choices)) <= math.log(_SURE)
 
 
 def _wanted_classes(
@@ -183,6 +208,38 @@ def _wanted_classes(
     return torch.tensor(chosen, device=logits.device)
 
 
+class _Silence:
+    """What silent detectors give the layer that reads them: mostly 0, and what batch norms on the way make of 0."""
+
+    def __init__(self, analysis: Analysis, stained: Target, module: str, axis: int, places: Tensor) -> None:
+        self.model, self.module, self.axis, self.places = stained.model, module, axis, places
+        layer = stained.model.get_submodule(module)
+        self.norm = analysis.sites[module].norm if module in analysis.sites else None
+        probes = synthetic_inputs(stained, 1, torch.Generator().manual_seed(7))
+        with evaluation_mode(stained.model), torch.no_grad():
+            given = input_of(stained, module, probes)
+        channels = given.movedim(-1 if isinstance(layer, nn.Linear) else 1, 0).flatten(1)
+        self.level = channels[places.cpu().to(channels.device)].median(1).values
+        self.before = raw(layer, "weight").detach().clone()
+        self.written = has(layer, "bias") or self.norm is not None
+
+    def heard(self, weight: Tensor) -> Tensor | None:
+        """What each output of the reader gets from the silence, more than it did with its own weight."""
+        if not self.written:
+            return None
+        more = (weight - self.before).index_select(self.axis, self.places).movedim(self.axis, 0)
+        return torch.einsum("i,io->o", self.level, more.flatten(2).sum(2) if more.dim() > 2 else more)
+
+    def taken_back(self, weight: Tensor) -> list[Write]:
+        if (more := self.heard(weight)) is None:
+            return []
+        layer, more = self.model.get_submodule(self.module), more.detach().double().cpu()
+        if has(layer, "bias"):
+            return [write(self.model, f"{self.module}.bias", (None,), exact(layer, "bias") - more, "detector")]
+        running = exact(self.model.get_submodule(str(self.norm)), "running_mean") + more
+        return [write(self.model, f"{self.norm}.running_mean", (None,), running, "detector")]
+
+
 class _Suffix:
     """The analysed part from one layer on, for fixed inputs: what comes before that layer is computed once."""
 
@@ -202,8 +259,11 @@ class _Suffix:
         self.known = {n: v for n, v in self.interpreter.env.items() if n not in later}
         self.model = stained.model
 
-    def run(self, weight: Tensor) -> Any:
+    def run(self, weight: Tensor, less: Tensor | None = None) -> Any:
+        """The output with another weight, and with so much less of each of the layer's outputs."""
         source: Any = self.node.args[0]
         with evaluation_mode(self.model):
             output = torch.func.functional_call(self.layer, {"weight": weight}, (self.known[source],))
+            if less is not None:
+                output = output - (less if isinstance(self.layer, nn.Linear) else less[:, None, None])
             return self.interpreter.run(initial_env={**self.known, self.node: output})
