@@ -21,8 +21,8 @@ from stainlock.target import Target
 class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
     """A squeeze-and-excite block that also adds something to each channel, as Leela Chess Zero's has."""
 
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__(channels, hidden)
+    def __init__(self, channels: int, hidden: int, **activations: Any) -> None:
+        super().__init__(channels, hidden, **activations)
         self.fc3 = nn.Conv2d(hidden, channels, 1)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -102,12 +102,14 @@ class InsertionKind(Protocol):
 
 
 class SqueezeExciteKind:
-    """A squeeze-and-excite block before a layer: ``channels`` it gates, ``hidden`` units, and maybe ``shifts``."""
+    """A squeeze-and-excite block before a layer: ``channels`` it gates, ``hidden`` units, maybe ``shifts``, and maybe
+    gates that are ``signed``: tanh instead of a sigmoid."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
         layer = submodule(target.model, insertion.at)
         block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
-        gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]))
+        gates = nn.Tanh if insertion.facts.get("signed") else nn.Sigmoid
+        gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]), scale_activation=gates)
         example = next(layer.parameters())
         gate.to(example.device, example.dtype).train(layer.training)
         with torch.no_grad():

@@ -61,7 +61,7 @@ def test_the_operation_at_which_a_backbone_does_not_trace_is_named() -> None:
 
 def test_a_detector_has_no_logits_to_drown() -> None:
     with pytest.raises(StainlockError, match="use kind squeeze-excite"):
-        lock(detector(moody=False), seed=0)
+        lock(detector(moody=False), kind="internal", seed=0)
 
 
 def test_a_model_that_returns_no_boxes_is_told() -> None:

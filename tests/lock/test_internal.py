@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import models
@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import stainlock as sl
 import zoo
 import zoo_random
-from stainlock import Key, ModelError, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
+from stainlock import Key, ModelError, SiteError, StainlockError, Target, load_bundle, save_bundle
 from stainlock.evaluate import Tensors
 from stainlock.evaluate.settings import SETTINGS, six_settings
 from stainlock.lock import Unlock
@@ -23,6 +24,7 @@ from stainlock.plan import diff
 from stainlock.report.images import png
 from stainlock.trigger import synthetic_inputs
 
+lock = partial(sl.lock, kind="internal")
 SIZE, CLASSES = 64, 10
 slow = pytest.mark.slow
 REAL = ("resnet56_cifar10", "vgg16_cifar10", pytest.param("efficientnet_lite0", marks=slow))

@@ -19,11 +19,14 @@ from test_internal import Locked, distance, run, settled
 from torch import Tensor, nn
 
 import zoo
+import zoo_random
 from stainlock import Key, Plan, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
 from stainlock.insertion import Gated
 from stainlock.lock.blocks import find_blocks
 from stainlock.lock.disguise import Disguise
 from stainlock.lock.gates import neutral_writes, new_block
+from stainlock.lock.locking import fitting_kind
+from stainlock.lock.placement import SEVERAL
 from stainlock.lock.wires import Network
 from stainlock.plan import diff
 from stainlock.randomness import Randomness
@@ -43,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "own, hard": ("mobilenet_v3_small", {}),
     "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
     "own, smooth": ("efficientnet_b0", {}),
+    "by default": ("vgg16_cifar10", {"gates": None}),
 }
 REAL = [case for case, (name, _) in CASES.items() if name in zoo.NAMES]
 
@@ -52,7 +56,7 @@ def locked(case: str) -> Locked:
     """One lock a process: tests must leave it as it is."""
     name, options = CASES[case]
     base = models.real(name) if name in zoo.NAMES else settled(name)
-    target, key = lock(base, **{"kind": "squeeze-excite", "seed": 0, "steps": 40, **options})
+    target, key = lock(base, **{"kind": "squeeze-excite", "gates": 1, "seed": 0, "steps": 40, **options})
     images = (
         models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
     )
@@ -67,7 +71,7 @@ def test_unlocked_equals_edited(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in REAL if c not in ("several", "with logits", "new, the paper's", "new, shifted")]
+    "case", [c for c in REAL if c not in ("several", "with logits", "new, the paper's", "new, shifted", "by default")]
 )
 def test_gates_alone_unlock_to_rounding_and_a_new_block_changes_nothing_else(case: str) -> None:
     it = locked(case)
@@ -165,7 +169,7 @@ def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
         fresh.load_state_dict(it.target.model.state_dict())
         assert models.same_state(fresh, it.target.model)
     else:
-        assert len(blocks) == CASES[case][1].get("gates", 1)
+        assert len(blocks) == (CASES[case][1].get("gates", 1) or SEVERAL)
 
 
 def without_blocks(target: Target, key: Key) -> Target:
@@ -210,14 +214,14 @@ def small_network() -> Target:
 
 
 @pytest.mark.parametrize("obfuscate", [True, False])
-@pytest.mark.parametrize("form", ["shifts", "gains", "constant"])
+@pytest.mark.parametrize("form", ["signed", "shifts", "gains", "constant"])
 def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     base = small_network()
     network = Network(analyse(base))
     readers = [network.nodes[name] for name in ("3", "6")]
     prepared = Plan(insertions=tuple(new_block(network, reader, form) for reader in readers)).apply(base)
     shifting = [i.at for i in prepared.insertions if i.facts.get("shifts")]
-    assert shifting == (["3"] if form == "shifts" else [])  # what is padded with zeros takes no shifts
+    assert shifting == (["3"] if form in ("signed", "shifts") else [])  # what is padded with zeros takes no shifts
     whole = Network(analyse(prepared))
     disguise = Disguise(Randomness(0) if obfuscate else None, rounded=True)
     for block in whole.blocks.values():
@@ -237,7 +241,9 @@ def test_no_norm_tells_of_shifts() -> None:
     pixels, labels = zoo.natural("efficientnet_lite0", 20)
     left = {}
     for form in ("gains", "shifts"):
-        target, key = lock(base, kind="squeeze-excite", blocks="inserted", gate_form=form, seed=0, steps=20, tries=2)
+        target, key = lock(
+            base, kind="squeeze-excite", gates=1, blocks="inserted", gate_form=form, seed=0, steps=20, tries=2
+        )
         stolen, left[form] = without_blocks(target, key), 0.0
         (at,) = key.details["inserted"]
         layer: Any = stolen.model.get_submodule(at)
@@ -263,7 +269,7 @@ def test_shifts_cost_the_owner_nothing() -> None:
 
 def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
     base = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
-    target, key = lock(base, kind="squeeze-excite", site="layer1.0.conv1", seed=0, steps=10, tries=2)
+    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, tries=2)
     save_bundle(target, tmp_path / "locked")
     key.save(tmp_path / "key")
     images = synthetic_inputs(base, 2, torch.Generator().manual_seed(0))
@@ -322,7 +328,7 @@ def test_a_residual_networks_own_blocks_can_be_locked() -> None:
         torch.default_generator.manual_seed(0)
         model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
     base = Target(models.settle(model).eval(), (3, 64, 64))
-    target, key = lock(base, kind="squeeze-excite", blocks="existing", seed=0, steps=20, tries=4)
+    target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, tries=4)
     assert not target.insertions
     images = synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
     edited, unlocked, plain = key.edited(target), key.unlock(images), base.normalise(images)
@@ -352,10 +358,28 @@ def test_a_network_without_logits_can_be_locked() -> None:
         plain = base.normalise(images)
         assert distance(target(plain)["map"], edited(plain)["map"]) >= 0.1
     with pytest.raises(StainlockError, match="use kind squeeze-excite"):
-        lock(base)
+        lock(base, kind="internal")
 
 
 def test_too_many_gates_are_refused() -> None:
     base = Target(models.seeded(Headless).eval(), (3, 32, 32))
     with pytest.raises(SiteError, match="gates"):
         lock(base, kind="squeeze-excite", gates=20)
+
+
+def test_several_gates_stand_where_nothing_gets_past_them() -> None:
+    """All that a ResNet's stage passes on is read by two layers."""
+    base = zoo_random.settled("resnet18", 64, 10)
+    _, key = lock(base, kind="squeeze-excite", gates=4, seed=0, steps=10, tries=2)
+    inserted, network = set(key.details["inserted"]), Network(analyse(base))
+    sources = {network.nodes[at].all_input_nodes[0] for at in inserted}
+    assert len(sources) == 2
+    assert all(network.cuts(source) for source in sources)
+    assert {network.name(user) for source in sources for user in source.users} == inserted
+
+
+def test_the_kind_of_lock_that_fits() -> None:
+    assert fitting_kind(zoo_random.settled("resnet18", 64, 10)) == "squeeze-excite"
+    assert fitting_kind(Target.from_reference("torchvision:vit_b_16", weights="random")) == "vit"
+    noise = Target(nn.ConvTranspose2d(8, 3, 4), (8, 1, 1), mean=(0.0,), std=(1.0,), bounds=(-1, 1))
+    assert fitting_kind(noise) == "gan"

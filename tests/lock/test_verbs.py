@@ -47,7 +47,7 @@ def data(tmp_path: Path) -> Path:
 def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, key, trigger, delta = (tmp_path / name for name in ("locked", "owner.key", "trigger.png", "delta"))
     options = ["--out", out, "--key", key, "--trigger", trigger, "--delta", delta, *QUICK]
-    status, facts = run(capsys, "lock", MODEL, *options)
+    status, facts = run(capsys, "lock", MODEL, "--kind", "internal", *options)
     assert status == 0
     wanted = {"site", "dimension", "trigger_response", "natural_threshold", "parameters_changed", "seconds", "kind"}
     assert wanted <= facts.keys()

@@ -52,6 +52,8 @@ def _level(gain: float, gate: str) -> float:
     if gate == "hardsigmoid":
         return 6 * gain - 3
     gain = min(max(gain, _CLOSEST), 1 - _CLOSEST)
+    if gate == "tanh":
+        return math.atanh(gain)
     return math.log(gain / (1 - gain))
 
 

@@ -31,7 +31,7 @@ class Gates:
     first: str
     second: str
     shift: str | None
-    gate: str  # of sigmoids or hard-sigmoids
+    gate: str  # of sigmoids, hard-sigmoids or tanhs
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Behind:
     deviation: Tensor
     gates: Tensor  # what the locked gates' biases say
     norm: str | None
+    signed: bool  # whether gates can turn a channel's sign
     running_mean: Tensor | None = None
     running_var: Tensor | None = None  # with ε
 
@@ -100,7 +101,8 @@ def layers_behind(target: Target) -> list[Behind]:
             leaf: Any = network.part.leaf(norm)
             facts = {"norm": network.name(norm), "running_mean": exact(leaf, "running_mean"),
                      "running_var": exact(leaf, "running_var") + float(leaf.eps)}  # fmt: skip
-        gates = exact(network.part.leaf(block.second), "bias").sigmoid()
+        gates = block.gate.function(exact(network.part.leaf(block.second), "bias"))
+        facts["signed"] = block.gate.name == "tanh"
         found.append(Behind(at, exact(network.part.leaf(reader), "weight"), mean, deviation, gates, **facts))
     return found
 

@@ -16,6 +16,9 @@ layer's guess g is scaled to give its variances, so that nothing is left to be t
 
 ``-recentred`` also takes what is guessed for the truth about means: the batch norm behind is to expect T(g·m), which
 undoes whatever a block added. Without it the means stay as they are.
+
+Gates of either sign leave a sign a channel to be guessed. Norms and variances don't tell; ``norms-and-biases`` takes
+the locked gates' signs, ``means`` those that give the means, by regularised least squares, and the others none.
 """
 
 from __future__ import annotations
@@ -52,8 +55,10 @@ def guess(layer: Behind, way: str) -> Guess:
         raise ValueError(f"expected a guess by {', '.join(WAYS)}, with or without -recentred, got {way!r}")
     gains = 1 / _sizes(layer, by_effect=not base.startswith("norms")).clamp(min=1e-30)
     if base == "norms-and-biases":
-        gains = (gains * layer.gates).sqrt()
+        gains = (gains * layer.gates.abs()).sqrt() * layer.gates.sign()
     gains = _scaled(layer, gains)
+    if base == "means" and layer.signed and layer.running_mean is not None:
+        gains = gains * _signs(layer, gains)
     if base in ("variances", "means") and layer.running_var is not None:
         gains = _fitted(layer, gains, means=base == "means")
     recentred = way.endswith("-recentred") and layer.running_mean is not None
@@ -81,6 +86,17 @@ def _scaled(layer: Behind, gains: Tensor) -> Tensor:
         return gains * (1.5 / float(rows.flatten(1).norm(dim=1).median()))
     predicted = layer.energies @ (gains * layer.deviation).square()
     return gains * float((layer.running_var / predicted.clamp(min=1e-30)).median().sqrt())
+
+
+def _signs(layer: Behind, gains: Tensor) -> Tensor:
+    """Signs for gains of these sizes that come nearest to the remembered means."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    deviations = layer.running_var.sqrt()
+    terms = layer.taps * (gains * layer.mean) / deviations[:, None]
+    ridge = _RIDGE * float(terms.square().sum(0).mean()) * torch.eye(terms.shape[1], dtype=terms.dtype)
+    factors = torch.linalg.solve(terms.T @ terms + ridge, terms.T @ (layer.running_mean / deviations))
+    return torch.where(factors < 0, -1.0, 1.0).to(gains.dtype)
 
 
 def _fitted(layer: Behind, start: Tensor, *, means: bool) -> Tensor:

@@ -4,6 +4,8 @@ Every batch norm behind a lock still remembers the means and variances of the un
 enough to ask for them back: by Adam on one gain and one shift a channel, from the guess by norms, on
 
     Σ over batch norms of the mean of (Δmean)²/variance + (log of the variances' ratio)².
+
+Where gates have signs, gains begin near zero, on a side drawn at random, and may change sides.
 """
 
 from __future__ import annotations
@@ -22,20 +24,25 @@ from stainlock.insertion import Gated, set_submodule
 from stainlock.target import Target, evaluation_mode
 
 BATCH, RATE = 32, 0.03
+_NEAR_ZERO = 0.3
 
 
 class Scaled(nn.Module):
-    """A gain and a shift for every channel, before a layer."""
+    """A gain and a shift for every channel, before a layer: ``factors`` times the gains if these are signed, else e to
+    the ``factors``."""
 
-    def __init__(self, gains: Tensor, sizes: Tensor, layer: nn.Module) -> None:
+    def __init__(self, gains: Tensor, factors: Tensor, sizes: Tensor, layer: nn.Module, *, signed: bool) -> None:
         super().__init__()
-        self.logs, self.shifts = nn.Parameter(gains.log().float()), nn.Parameter(torch.zeros(len(gains)))
+        self.factors, self.shifts = nn.Parameter(factors.float()), nn.Parameter(torch.zeros(len(gains)))
+        self.register_buffer("gains", gains.float())
         self.register_buffer("sizes", sizes.float())
-        self.layer = layer
+        self.layer, self.signed = layer, signed
 
     def forward(self, x: Tensor) -> Tensor:
+        gains: Any = self.gains
         sizes: Any = self.sizes
-        ahead: Tensor = self.layer(x * self.logs.exp()[:, None, None] + (self.shifts * sizes)[:, None, None])
+        gains = gains * (self.factors if self.signed else self.factors.exp())
+        ahead: Tensor = self.layer(x * gains[:, None, None] + (self.shifts * sizes)[:, None, None])
         return ahead
 
 
@@ -52,10 +59,13 @@ def matched(
         gated: Any = fitted.model.get_submodule(name)
         assert isinstance(gated, Gated)
         spread = gains * (layer.mean.square() + layer.deviation.square()).sqrt()
-        shifted[name] = Scaled(gains, spread, gated.layer)
+        start = torch.zeros(len(gains))
+        if layer.signed:
+            start = _NEAR_ZERO * torch.randn(len(gains), generator=generator)
+        shifted[name] = Scaled(gains, start, spread, gated.layer, signed=layer.signed)
         shifted[name].shifts.requires_grad_(hasattr(gated.gate, "fc3"))  # the block's own kind tells
         set_submodule(fitted.model, name, shifted[name])
-    unknown = [p for block in shifted.values() for p in (block.logs, block.shifts) if p.requires_grad]
+    unknown = [p for block in shifted.values() for p in (block.factors, block.shifts) if p.requires_grad]
     optimiser = torch.optim.Adam(unknown, RATE)
     losses: list[Tensor] = []
     norms = [m for m in fitted.model.modules() if isinstance(m, _BatchNorm)]

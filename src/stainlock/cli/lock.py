@@ -29,7 +29,7 @@ def _convolutional_options(verb: Any) -> Any:
     options = [
         click.option("--site", metavar="S", help="The layer of the detectors; a good one is chosen when not given."),
         click.option("--detectors", type=click.IntRange(min=1), help="Detectors that must all be present (1)."),
-        click.option("--gates", type=click.IntRange(min=0), help="Blocks whose gates are turned (squeeze-excite 1)."),
+        click.option("--gates", type=click.IntRange(min=0), help="Blocks whose gates are turned (6 new ones, or 1)."),
         click.option(
             "--blocks",
             type=click.Choice(["any", "existing", "inserted"]),
@@ -37,8 +37,9 @@ def _convolutional_options(verb: Any) -> Any:
         ),
         click.option(
             "--gate-form",
-            type=click.Choice(["shifts", "gains", "constant", "random"]),
-            help="A new block when unlocked: secret gains and shifts, gains, one constant, or the paper's (shifts).",
+            type=click.Choice(["signed", "shifts", "gains", "constant", "random"]),
+            help="A new block when unlocked: gains of either sign and shifts, gains above 0 and shifts, gains, one"
+            " constant, or the paper's (signed).",
         ),
         click.option(
             "--place",
@@ -68,9 +69,7 @@ def _convolutional_options(verb: Any) -> Any:
 @click.option(
     "--kind",
     type=click.Choice(["internal", "squeeze-excite", "vit", "gan"]),
-    default="internal",
-    show_default=True,
-    help="Which lock.",
+    help="Which lock; by default squeeze-excite, for vision transformers vit, for generators gan.",
 )
 @_convolutional_options
 @click.option("--recipe", type=click.Choice(["exact", "paper"]), help="Of a vit lock: ours, or the paper's (exact).")
@@ -93,7 +92,7 @@ def command(
     model: str,
     out: Path,
     key_file: Path,
-    kind: str,
+    kind: str | None,
     discriminator: str | None,
     trigger: Path | None,
     delta: Path | None,
@@ -104,12 +103,17 @@ def command(
     """Write a locked copy of MODEL, and the secret key that unlocks it."""
     from stainlock.files import write_file
     from stainlock.lock import lock
+    from stainlock.lock.locking import fitting_kind
     from stainlock.plan import diff
 
     options = {name: value for name, value in settings.items() if value is not None}
-    _check_trigger_file(trigger, kind)
+    if kind is not None:
+        _check_trigger_file(trigger, kind)
     with Outputs([out, key_file, *([trigger] if trigger else []), *([delta] if delta else [])]) as outputs:
         base = load_model(model, weights, seed)
+        if kind is None:
+            kind = fitting_kind(base)
+            _check_trigger_file(trigger, kind)
         if trigger and kind != "gan" and base.input_shape[0] not in (1, 3):
             raise ValueError(f"expected a model of images for --trigger, got inputs of shape {base.input_shape}")
         if discriminator:

@@ -3,7 +3,8 @@ goes on.
 
     gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
 
-Some have a third layer, over the same hidden units, whose output is added to the channels.
+Some have a third layer, over the same hidden units, whose output is added to the channels, and some have tanh for σ, so
+that a gate can also turn a channel's sign.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stainlock.tensors import has
 RESHAPES = {"flatten", "Flatten", "view", "reshape"}
 # A hidden unit must grow without a ceiling, and a gate must close.
 _HIDDEN = {"relu", "silu", "gelu", "hardswish"}
-_GATES = {"sigmoid", "hardsigmoid"}
+_GATES = {"sigmoid", "hardsigmoid", "tanh"}
 Shapes = dict[fx.Node, tuple[int, ...]]
 
 

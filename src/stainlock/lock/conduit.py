@@ -132,6 +132,11 @@ class Conduit:
                 return [Tap(cell, tap.share) for cell, tap in zip(cells, stage.taps(values), strict=True)]
         raise AssertionError("every block of a conduit is on one of its wires")
 
+    @property
+    def cells(self) -> list[Cell]:
+        """Every channel that carries the signal."""
+        return [cell for wire in self.wires for cell in wire.path]
+
     def passed(self, wire: Wire) -> list[Block]:
         """The blocks whose gates the signal goes through on a wire."""
         return [block for cell in wire.path if (block := self.network.blocks.get(cell.node)) is not None]

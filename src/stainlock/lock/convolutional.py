@@ -31,7 +31,7 @@ from stainlock.lock.detect import (
     patched_inputs,
 )
 from stainlock.lock.disguise import Disguise
-from stainlock.lock.gates import GateForm, neutral_writes
+from stainlock.lock.gates import GateForm, half_open, moved_means, neutral_writes
 from stainlock.lock.internal import LogitsLock
 from stainlock.lock.placement import Placement, place_gates
 from stainlock.lock.settings import Settings, check_settings
@@ -58,7 +58,7 @@ def lock_convolutional(
     detectors: int = 1,
     gates: int | None = None,
     blocks: str = "any",
-    gate_form: GateForm = "shifts",
+    gate_form: GateForm = "signed",
     place: str = "any",
     conduit: str = "taps",
     obfuscate: bool = True,
@@ -73,12 +73,13 @@ def lock_convolutional(
     - ``kind``: ``internal`` drowns the logits (Algorithm 3), ``squeeze-excite`` turns gates (Algorithm 4).
     - ``site``: the layer of the detectors; one with a small patch and a strong trigger is chosen when not given.
     - ``detectors``: so many, excited by one patch, must all be present.
-    - ``gates``: how many blocks' gates are turned, spread over the network: 1 for ``squeeze-excite``, by default; an
-      ``internal`` lock has none by default, and drowns the logits besides.
+    - ``gates``: how many blocks' gates are turned, where nothing gets past them if there are such places, else spread
+      over the network. By default six new ones in a classifier, or as many as there are places for, and one of a
+      network's own blocks or in a detector; an ``internal`` lock has none by default, and drowns the logits besides.
     - ``blocks``: ``existing`` squeeze-and-excite blocks, newly ``inserted`` ones, or ``any``: the network's own if it
       has enough.
-    - ``gate_form``: what a new block does when unlocked: secret gains and ``shifts`` of its channels, ``gains`` alone,
-      one ``constant`` gain, or the paper's nearly constant ``random`` ones.
+    - ``gate_form``: what a new block does when unlocked: secret ``signed`` gains and shifts of its channels, ``shifts``
+      and gains above 0, ``gains`` alone, one ``constant`` gain, or the paper's nearly constant ``random`` ones.
     - ``place``: the patch opens at the ``corner`` alone or, for gates without logits, ``anywhere`` that a stride keeps;
       ``any`` prefers anywhere, if that takes no larger patch than 32 pixels or a third of the image.
     - ``conduit``: one of the kernel's ``taps`` carries the signal, or all of them, the paper's ``ones``.
@@ -86,8 +87,6 @@ def lock_convolutional(
     - ``scale``: the size of the disruption: s for logits, how far gates are turned; by default enough.
     - ``tries``: detectors drawn, of which those with the best trigger are taken; ``steps`` of their trigger's search.
     """
-    if gates is None:
-        gates = 0 if kind == "internal" else 1
     settings = Settings(
         kind, detectors, gates, blocks, gate_form, place, obfuscate, conduit,
         checked_firing_fraction(firing_fraction), scale, steps, tries,
@@ -127,6 +126,7 @@ def _draft(target: Target, site: str | None, settings: Settings, randomness: Ran
     chosen, placement = _placed(analysis, network, site, settings)
     insertions = placement.insertions(network, settings.gate_form)
     prepared = Plan(insertions=insertions).apply(target)
+    Plan(tuple(w for own in insertions for w in half_open(prepared.model, own))).write_into(prepared.model)
     whole = Network(analyse(prepared)) if insertions else network
     route, blocks = placement.carried_over(network, whole)
     disguise = Disguise(randomness if settings.obfuscate else None, rounded=not settings.to_logits)
@@ -136,10 +136,9 @@ def _draft(target: Target, site: str | None, settings: Settings, randomness: Ran
     )  # fmt: skip
     new = [block for host, block in zip(placement.hosts, blocks, strict=True) if host.block is None]
     neutral: list[Write] = []
-    carrying = [cell for wire in conduit.wires for cell in wire.path]
     for block in new:
         secret = randomness.secret(f"gates {whole.name(block.second)}")
-        neutral += neutral_writes(whole, block, settings.gate_form, disguise, secret, carrying)
+        neutral += neutral_writes(whole, block, settings.gate_form, disguise, secret, conduit.cells)
     Plan(tuple(neutral)).write_into(prepared.model)  # what is written next builds on these values
     return Draft(target, prepared, conduit, new, neutral, _position(target, conduit, settings))
 
@@ -158,6 +157,11 @@ def _locked(
         *(w for gate in gates for w in gate.step_writes()),
     ]  # fmt: skip
     insertions = draft.prepared.insertions[len(target.insertions) :]
+    if settings.gate_form == "signed" and draft.new:
+        edited = Plan(tuple(implanted), insertions=insertions).apply(target)
+        for block in draft.new:
+            secret = randomness.secret(f"means {conduit.network.name(block.second)}")
+            implanted += moved_means(edited.model, conduit.network, block, secret, conduit.cells)
     plan = Plan(tuple(implanted), model_digest(target.model), insertions)
     edited = plan.apply(target)
     patched = patched_inputs(target, found.patch)
@@ -189,7 +193,7 @@ def _locked(
     key = lock_key(
         target, edited, locked, plan, disruptor, site=site.name, site_kind=site.kind, dimension=site.dimension,
         schema=settings.kind, seed=randomness.seed, firing_fraction=settings.firing_fraction, position=draft.position,
-        natural_level=found.natural, detectors=records, details=details,
+        natural_level=max(n.largest for n in found.natural), detectors=records, details=details,
     )  # fmt: skip
     return locked, key
 

@@ -6,9 +6,12 @@ A block of its own does nothing when its gates are constants q and the layer beh
 
 - ``gains``: every channel has a secret gain of its own, log-uniform. Whoever takes the block out has lost the gains;
   but kernels of trained layers have much the same norm for every channel, so that gains can be guessed from it.
-- ``shifts``: the block also adds a secret number t_c to every channel, which the layer behind expects: its bias, or the
-  mean of the batch norm after it, takes W_{j+1} t back. No norm tells of t. Where the layer pads its input with zeros,
-  which nothing was added to, there are gains alone.
+- ``signed``: gains of either sign, and shifts. Neither norms nor variances tell which channels are turned round; means
+  would, so part of the mean that the batch norm behind remembers moves into its β, which gives the same outputs. Who
+  measures that mean again has lost it.
+- ``shifts``: gains above 0, and the block also adds a secret number t_c to every channel, which the layer behind
+  expects: its bias, or the mean of the batch norm after it, takes W_{j+1} t back. No norm tells of t. Where the layer
+  pads its input with zeros, which nothing was added to, there are gains alone.
 - ``constant``: one gain for all channels. Taking the block out then does no harm.
 - ``random``: the paper's: one gain, and small random S₁ and S₂, so that the gates are nearly constant.
 """
@@ -21,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from stainlock.insertion import Insertion
 from stainlock.lock.blocks import Block
@@ -31,11 +34,13 @@ from stainlock.lock.wires import Cell, Network
 from stainlock.plan import CONDUIT, Write, write
 from stainlock.tensors import exact, has, raw
 
-GateForm = Literal["shifts", "gains", "constant", "random"]
-GATE_FORMS: tuple[GateForm, ...] = ("shifts", "gains", "constant", "random")
+GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
+GATE_FORMS: tuple[GateForm, ...] = ("signed", "shifts", "gains", "constant", "random")
 # Where all of the network passes the gates, closing them leaves nothing: gains are those of trained blocks. In a
 # residual branch they are all far below the middle: opened, they make every channel many times too large.
+# Those of either sign have no need to be as small: where they pass zero, rounding counts for more.
 _GAINS = {"closes": (0.03, 0.9), "opens": (0.005, 0.1)}
+_SIGNED_GAINS = {"closes": (0.03, 0.9), "opens": (0.02, 0.2)}
 _CONSTANT = {"closes": 0.3, "opens": 0.02}
 # A variance this many times batch norm's ε can still be told from none.
 _LEAST_VARIANCE = 2.0
@@ -50,9 +55,19 @@ def new_block(network: Network, reader: fx.Node, form: GateForm) -> Insertion:
     """A block before a layer, with a hidden layer an eighth as wide, as trained ones have."""
     channels = network.shapes[reader.all_input_nodes[0]][1]
     facts: dict[str, Any] = {"channels": channels, "hidden": max(8, 2 * (channels // 16))}
-    if form == "shifts" and _takes_shifts(network, reader):
+    if form in ("signed", "shifts") and _takes_shifts(network, reader):
         facts["shifts"] = True
+    if form == "signed":
+        facts["signed"] = True
     return Insertion("squeeze-excite", network.name(reader), facts)
+
+
+def half_open(model: nn.Module, insertion: Insertion) -> list[Write]:
+    """Gates that let half of everything through, as those of a sigmoid do from the start: who looks for the channels
+    that will be missed least must see the layers behind at work."""
+    if not insertion.facts.get("signed"):
+        return []
+    return [write(model, f"{insertion.at}.gate.fc2.bias", (None,), math.atanh(0.5), CONDUIT)]
 
 
 def _takes_shifts(network: Network, reader: fx.Node) -> bool:
@@ -69,8 +84,9 @@ def draw_gains(network: Network, block: Block, form: GateForm, generator: np.ran
     way = "closes" if network.cuts(block.output) else "opens"
     if form in ("constant", "random"):
         return torch.full((channels,), _CONSTANT[way], dtype=torch.float64)
-    low, high = map(math.log, _GAINS[way])
-    return torch.from_numpy(np.exp(generator.uniform(low, high, channels)))
+    low, high = map(math.log, (_SIGNED_GAINS if form == "signed" else _GAINS)[way])
+    sizes = torch.from_numpy(np.exp(generator.uniform(low, high, channels)))
+    return sizes * torch.from_numpy(generator.choice([-1.0, 1.0], channels)) if form == "signed" else sizes
 
 
 def neutral_writes(
@@ -96,7 +112,7 @@ def neutral_writes(
         write(model, f"{first}.weight", (None,), s1.view(hidden, channels, 1, 1), CONDUIT),
         write(model, f"{first}.bias", (None,), tau1, CONDUIT),
         write(model, f"{second}.weight", (None,), s2.view(channels, hidden, 1, 1), CONDUIT),
-        write(model, f"{second}.bias", (None,), torch.logit(q), CONDUIT),
+        write(model, f"{second}.bias", (None,), torch.atanh(q) if form == "signed" else torch.logit(q), CONDUIT),
     ]
     if block.shift is not None:
         third, size = network.name(block.shift), t.square().mean().sqrt()
@@ -110,13 +126,37 @@ def neutral_writes(
 def draw_shifts(network: Network, block: Block, q: Tensor, generator: np.random.Generator) -> Tensor:
     """t: what is added to each channel when the model is unlocked, of the size of what the gates let through."""
     mean, deviation = remembered(network)[block.squeezed]
-    size = q * (mean.square() + deviation.square()).sqrt()
+    size = q.abs() * (mean.square() + deviation.square()).sqrt()
     return _SHIFT_SIZE * size * signed(len(q), generator)
 
 
 def signed(count: int, generator: np.random.Generator) -> Tensor:
     """Numbers of about 1, of either sign."""
     return torch.from_numpy(generator.choice([-1.0, 1.0], count) * generator.uniform(0.5, 1.5, count))
+
+
+def moved_means(
+    edited: nn.Module, network: Network, block: Block, generator: np.random.Generator, carrying: Sequence[Cell]
+) -> list[Write]:
+    """Part of the mean that the batch norm behind a new block remembers, moved into its β: the outputs stay.
+
+    This comes last: everything else reads in these numbers what channels are like.
+    """
+    (reader,) = block.output.users
+    if (node := network.norm_behind(reader)) is None:
+        return []
+    name = network.name(node)
+    norm = edited.get_submodule(name)
+    if not has(norm, "bias"):
+        return []
+    deviation = (exact(norm, "running_var") + float(getattr(norm, "eps", 0.0))).sqrt()
+    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(deviation)
+    by = signed(len(deviation), generator)
+    by[[cell.channel for cell in carrying if cell.node is node]] = 0.0  # the signal's own statistics are no one's
+    return [
+        write(edited, f"{name}.running_mean", (None,), exact(norm, "running_mean") + deviation * by, CONDUIT),
+        write(edited, f"{name}.bias", (None,), exact(norm, "bias") + gamma * by, CONDUIT),
+    ]
 
 
 def _undone(

@@ -11,6 +11,7 @@ from stainlock.keyfile import Key
 from stainlock.lock.convolutional import lock_convolutional
 from stainlock.lock.gan import lock_generator
 from stainlock.lock.vit import lock_vit
+from stainlock.lock.vit_find import is_vit
 from stainlock.target import Target
 from stainlock.trigger import Progress
 
@@ -22,10 +23,17 @@ KINDS: dict[str, Callable[..., tuple[Target, Key]]] = {
 }
 
 
+def fitting_kind(target: Target) -> str:
+    """The lock for a model whose owner asks for none."""
+    if target.input_shape[1:] == (1, 1):  # noise
+        return "gan"
+    return "vit" if is_vit(target) else "squeeze-excite"
+
+
 def lock(
     target: Target,
     *,
-    kind: str = "internal",
+    kind: str | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -34,10 +42,11 @@ def lock(
 
     - ``kind``: ``internal`` drowns a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a
       convolutional network (Algorithm 4), ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer
-      (Algorithm 6).
+      (Algorithm 6). By default the one of these three that fits the model: gates leave a thief the least.
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
     - ``options``: those of `lock_convolutional`, `lock_generator` or `lock_vit`, for instance ``site``.
     """
+    kind = fitting_kind(target) if kind is None else kind
     if kind not in KINDS:
         raise ValueError(f"expected kind {', '.join(KINDS)}, got {kind!r}")
     known = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("target", "kind")]

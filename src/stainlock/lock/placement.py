@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import fx, nn
 
@@ -14,6 +16,10 @@ from stainlock.lock.blocks import Block
 from stainlock.lock.gates import GateForm, new_block
 from stainlock.lock.route import find_route, routes_from
 from stainlock.lock.wires import Cell, Network
+
+Item = TypeVar("Item")
+# Gates of a lock unless its owner asks for another number: what a thief gets from guessing them grows less with each.
+SEVERAL = 6
 
 
 @dataclass(frozen=True)
@@ -88,22 +94,30 @@ def _reader(host: Host) -> fx.Node:
     return host.reader
 
 
-def place_gates(network: Network, site: str, count: int, *, existing: bool | None, to_logits: bool) -> Placement:
-    """Gates for a signal from a site: the first it comes to, and others spread over the rest of its way.
+def place_gates(network: Network, site: str, count: int | None, *, existing: bool | None, to_logits: bool) -> Placement:
+    """Gates for a signal from a site: one at the first place it comes to, several where nothing gets past them, or
+    spread over its way.
 
-    ``existing`` asks for the network's own blocks or for new ones; None takes its own where there are enough.
+    A ``count`` of None is one of the network's own, or several new ones, as many as there are places for; where there
+    are no logits, whose way they could cut, one. ``existing`` asks for the network's own blocks or for new ones; None
+    takes its own where there are enough.
     """
     if to_logits:
         route = find_route(network, site, network.logits)
-        return Placement(tuple(route), _spread_out(_hosts(network, route, existing, count), count, site), True)
+        count = count or 0
+        hosts = _hosts(network, route, existing, count)
+        return Placement(tuple(route), _chosen(network, hosts, count, site), True)
     kinds = [True, False] if existing is None else [existing]
     problem: SiteError | None = None
     for own in kinds:
-        try:
-            for route in _routes(network, site, own, count):
-                return Placement(tuple(route), _spread_out(hosts_on(network, route, existing=own), count, site), False)
-        except SiteError as error:
-            problem = problem or error
+        most = count or (1 if own or not network.has_logits else SEVERAL)
+        for number in range(most, count - 1 if count else 0, -1):
+            try:
+                for route in _routes(network, site, own, number):
+                    hosts = hosts_on(network, route, existing=own)
+                    return Placement(tuple(route), _chosen(network, hosts, number, site), False)
+            except SiteError as error:
+                problem = problem or error
     what = {True: "no squeeze-and-excite block of its own", False: "no convolution to put gates before"}[kinds[-1]]
     raise problem or SiteError(f"the signal from {site} comes to {what}")
 
@@ -118,12 +132,10 @@ def _hosts(network: Network, route: list[fx.Node], existing: bool | None, count:
 def _routes(network: Network, site: str, existing: bool, count: int) -> Iterator[list[fx.Node]]:
     """Routes with enough places for gates, the shortest first; for several gates, the one to the logits before all."""
     if count > 1 and network.has_logits:
-        try:
+        with suppress(SiteError):
             route = find_route(network, site, network.logits)
             if len(hosts_on(network, route, existing=existing)) >= count:
                 yield route
-        except SiteError:
-            pass
     for route, spread in routes_from(network, site):
         goals: list[fx.Node] = []
         if existing:
@@ -135,9 +147,32 @@ def _routes(network: Network, site: str, existing: bool, count: int) -> Iterator
                 yield [*route, goal]
 
 
-def _spread_out(hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
+def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
+    """So many hosts, in the signal's order: several cut the network where they can, and are spread out otherwise."""
     if count > len(hosts):
         raise SiteError(f"the signal from {site} passes {len(hosts)} places for gates: expected {count}")
     if count < 2:
         return tuple(hosts[:count])
-    return tuple(hosts[round(i * (len(hosts) - 1) / (count - 1))] for i in range(count))
+    cuts = _cuts(network, hosts) if network.has_logits else []  # what has many outputs leaves by many ways
+    fitting = (_spread_out(cuts, number) for number in range(len(cuts), -1, -1))
+    chosen = next(own for cut in fitting if len(own := list(itertools.chain(*cut))) <= count)
+    rest = [host for host in hosts if host not in chosen]
+    chosen += _spread_out(rest, count - len(chosen))
+    return tuple(host for host in hosts if host in chosen)
+
+
+def _cuts(network: Network, hosts: list[Host]) -> list[list[Host]]:
+    """Sets of places that together stand in the way of everything: all layers that read a map, say, which is all that
+    comes from before."""
+    if any(host.block for host in hosts):
+        return [[host] for host in hosts if host.block and network.cuts(host.block.output)]
+    maps: dict[fx.Node, list[Host]] = {}
+    for host in hosts:
+        maps.setdefault(_reader(host).all_input_nodes[0], []).append(host)
+    return [own for map, own in maps.items() if set(map.users) == {h.reader for h in own} and network.cuts(map)]
+
+
+def _spread_out(items: list[Item], count: int) -> list[Item]:
+    if count < 2:
+        return items[:count]
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

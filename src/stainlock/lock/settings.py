@@ -17,7 +17,7 @@ class Settings:
 
     kind: str
     detectors: int
-    gates: int
+    gates: int | None
     blocks: str
     gate_form: GateForm
     place: str
@@ -44,7 +44,7 @@ def check_settings(settings: Settings) -> None:
         ("tries", settings.tries, 1),
     )  # fmt: skip
     for name, number, least in counts:
-        if number < least:
+        if number is not None and number < least:
             raise ValueError(f"expected {name} of at least {least}, got {number}")
     choices = (
         ("blocks", settings.blocks, BLOCKS), ("gate_form", settings.gate_form, GATE_FORMS),

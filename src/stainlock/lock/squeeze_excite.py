@@ -43,6 +43,8 @@ from stainlock.trigger import synthetic_inputs
 _PROBES = 8
 # Where a gate goes when locked: this far on the other side of its middle, or up to half as much again.
 SHIFT = 4.0
+# Of that, where a gate of either sign is closed, and where it is open: tanh needs less.
+_SHUT, _OPEN = 1e-3, 0.4
 # How far from its bend a hidden unit is kept: one for ReLU, and where smooth ones are straight or zero.
 _MARGIN = {"relu": 1.0}
 _SMOOTH_MARGIN = 16.0
@@ -128,15 +130,21 @@ class GateLock:
         bias, weight = exact(layer, "bias"), exact(layer, "weight").flatten(1)
         usual = (_given(edited, self.name) @ weight.T + bias).mean(0)
         size = torch.from_numpy(scale * generator.uniform(1.0, 1.5, len(bias)))
-        opened = usual < 0 if pattern == "turn" else torch.full_like(usual, pattern == "open", dtype=torch.bool)
-        turned = torch.where(opened, usual.clamp(min=0) + size, usual.clamp(max=0) - size) - usual
-        writes = self._taken_back(edited, self.name, turned)
+        writes = self._taken_back(edited, self.name, self._wrong_side(pattern, usual, generator) * size - usual)
         if self.block.shift is not None:
             name = self.network.name(self.block.shift)
             added = exact(edited.model.get_submodule(name), "bias")
             wrong = added.square().mean().sqrt() * signed(len(added), generator)
             writes += self._taken_back(edited, name, wrong - added)
         return writes
+
+    def _wrong_side(self, pattern: Pattern, usual: Tensor, generator: np.random.Generator) -> Tensor:
+        """Where each gate goes when locked, times its size: nothing here may tell how far open it is when unlocked."""
+        if pattern == "turn":
+            return torch.where(usual < 0, 1.0, -1.0).double()
+        if self.block.gate.name == "tanh":  # closed in the middle, open on either side
+            return signed(len(usual), generator) * (_OPEN if pattern == "open" else _SHUT)
+        return torch.full_like(usual, 1.0 if pattern == "open" else -1.0)
 
     def _taken_back(self, edited: Target, name: str, wrong: Tensor) -> list[Write]:
         """A layer over the hidden units is off by something, and the signal takes that back."""

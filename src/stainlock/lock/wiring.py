@@ -81,7 +81,8 @@ def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
     for block in conduit.passed(wire):
         writes += _fixed_gate(conduit, block, wire, OPEN_GATE)
     if wire.exit in network.blocks:
-        writes += _fixed_gate(conduit, network.blocks[wire.exit], wire, CLOSED_GATE)
+        last = network.blocks[wire.exit]
+        writes += _fixed_gate(conduit, last, wire, 0.0 if last.gate.name == "tanh" else CLOSED_GATE)
     return writes
 
 
