@@ -29,3 +29,7 @@ class TriggerError(StainlockError):
 
 class FileError(StainlockError):
     """A key, bundle, delta or data folder is missing, damaged, or not what it should be."""
+
+
+class SweepError(StainlockError):
+    """A unit of a sweep failed, or its workers can't be had."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,13 +230,18 @@ def diff(base: Target, changed: Target) -> Plan:
     odd += [k for k in before if k in after and before[k].shape != after[k].shape]
     if odd:
         raise ModelError(f"the models differ in structure, at {', '.join(odd[:4])}: expected one architecture")
+    return replace(structure, writes=differences(before, after), base=model_digest(base.model))
+
+
+def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Write, ...]:
+    """Writes of every value that differs in a bit between two state dicts of one architecture."""
     writes = []
     for name, old in before.items():
         old, new = old.detach().cpu(), after[name].detach().cpu()
         elements = (_bits(old) != _bits(new)).any(1).nonzero().squeeze(1)
         if len(elements):
             writes.append(Write(name, elements, new.flatten()[elements].clone(), "difference"))
-    return replace(structure, writes=tuple(writes), base=model_digest(base.model))
+    return tuple(writes)
 
 
 def changes(plan: Plan, base: Target) -> list[Change]:

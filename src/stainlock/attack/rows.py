@@ -6,16 +6,14 @@ import csv
 import dataclasses
 import io
 import json
-import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stainlock.attack.attack import Strength
-from stainlock.errors import FileError
 from stainlock.files import write_file
+from stainlock.sweep.journal import append_line, damaged, plain, read_lines
 
 ROWS = "rows.jsonl"
 
@@ -64,30 +62,18 @@ class Row:
 
 def append_row(folder: Path, row: Row) -> None:
     """Onto the disk before anything else happens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ROWS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_finite(dataclasses.asdict(row))) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_line(folder / ROWS, dataclasses.asdict(row))
 
 
 def read_rows(folder: Path) -> list[Row]:
     """Every row in a folder, the latest where one was measured again; a line cut short by an interrupt is left out."""
-    path = folder / ROWS
-    if not path.exists():
-        return []
+    path, what = folder / ROWS, "a row of results"
     rows: dict[tuple[str, str, str], Row] = {}
-    content = path.read_text(encoding="utf-8")
-    lines = content.split("\n")
-    if lines[-1]:  # the next row must not be glued to what an interrupt left
-        write_file(path, "".join(f"{line}\n" for line in lines[:-1]).encode())
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, facts in read_lines(path, what):
         try:
-            row = Row(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise FileError(
-                f"{path} line {number} is not a row of results ({error}): remove it, or the file"
-            ) from error
+            row = Row(**facts)
+        except TypeError as error:
+            raise damaged(path, number, what, error) from error
         rows[row.attack, str(row.strength), row.identity] = row
     return list(rows.values())
 
@@ -102,13 +88,5 @@ def write_tables(folder: Path, rows: Iterable[Row]) -> None:
     writer.writeheader()
     writer.writerows(flat)
     write_file(folder / "results.csv", text.getvalue().encode())
-    facts = {"rows": [_finite(dataclasses.asdict(row)) for row in rows]}
+    facts = {"rows": [plain(dataclasses.asdict(row)) for row in rows]}
     write_file(folder / "results.json", (json.dumps(facts, indent=1) + "\n").encode())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    return value

@@ -33,26 +33,43 @@ def evaluate(
     """Accuracy on labelled images; the model is left in the mode it was in."""
     if data.labels is None:
         raise FileError("accuracy needs labels: put a labels.csv (file,class_index) beside the images")
-    first = top_five = images = 0
+    score = Score(data.labels)
     with evaluation_mode(target.model), torch.inference_mode():
         for pixels, labels in data.batches(target, batch_size, limit, progress):
             assert labels is not None  # data with labels has them in every batch
-            logits = _logits(target.predict(pixels), len(labels))
-            if images == 0:
-                _check_labels(data.labels, logits.shape[1])
-            hits = _hits(logits, labels.to(logits.device))
-            first += int(hits[:, 0].sum())
-            top_five += int(hits.sum())
-            images += len(labels)
-    if images == 0:
-        raise FileError("accuracy needs at least one image, got none")
-    return Evaluation("top1", first / images, images, top_five / images)
+            score.add(target.predict(pixels), labels)
+    return score.evaluation()
 
 
-def _logits(output: object, count: int) -> Tensor:
-    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != count:
+class Score:
+    """Hits, counted batch by batch; ``labels`` are all there are, to be checked against the model's classes."""
+
+    def __init__(self, labels: list[int]) -> None:
+        self.labels = labels
+        self.images = self.first = self.top_five = 0
+
+    def add(self, output: object, labels: Tensor) -> None:
+        logits = classifier_logits(output, len(labels))
+        if self.images == 0:
+            _check_labels(self.labels, logits.shape[1])
+        hits = _hits(logits, labels.to(logits.device))
+        self.first += int(hits[:, 0].sum())
+        self.top_five += int(hits.sum())
+        self.images += len(labels)
+
+    def evaluation(self) -> Evaluation:
+        if self.images == 0:
+            raise FileError("accuracy needs at least one image, got none")
+        return Evaluation("top1", self.first / self.images, self.images, self.top_five / self.images)
+
+
+def classifier_logits(output: object, count: int | None = None) -> Tensor:
+    """A model's output, if it is that of a classifier, for so many images."""
+    if not isinstance(output, Tensor) or output.dim() != 2 or count not in (None, len(output)):
         came = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise ModelError(f"accuracy needs a classifier's logits ({count}, classes), the model returned {came}")
+        raise ModelError(
+            f"accuracy needs a classifier's logits ({count or 'images'}, classes), the model returned {came}"
+        )
     return output
 
 

@@ -1,0 +1,160 @@
+"""Journals: files of one JSON object a line, each on the disk before the next is begun."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from stainlock.errors import FileError
+
+UNITS = "units.jsonl"
+FORMAT, VERSION = "stainlock-sweep", 1
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON gives it back: tuples are lists, and null stands for NaN and infinity."""
+    return json.loads(json.dumps(_finite(value)))
+
+
+def append_line(path: Path, facts: Mapping[str, Any]) -> None:
+    """One more line, whole or not at all, and onto the disk before anything else happens."""
+    line = json.dumps(_finite(facts)).encode() + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                while line:  # a disk that fills up takes a part, and refuses the next
+                    line = line[file.write(line) or 0 :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
+    except OSError as error:
+        raise FileError(
+            f"can't write {path} ({error.strerror or error}): what was written before is kept, make room and run again"
+        ) from error
+
+
+def read_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbered lines of a journal; a last one that an interrupt cut short is taken off the file."""
+    if not path.exists():
+        return
+    whole = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):  # the next line must not be glued to it
+                    os.truncate(path, whole)
+                    return
+                whole += len(line)
+                yield number, _parsed(path, number, line, what)
+    except OSError as error:
+        raise FileError(f"can't read {path}: {error.strerror or error}") from error
+
+
+def damaged(path: Path, number: int, what: str, why: object) -> FileError:
+    return FileError(f"{path} line {number} is not {what} ({why}): remove it, or the file")
+
+
+def _parsed(path: Path, number: int, line: bytes, what: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, number, what, error) from error
+    if not isinstance(facts, dict):
+        raise damaged(path, number, what, f"it is a {type(facts).__name__}")
+    return facts
+
+
+class Journal:
+    """The units of one sweep that are done, with their rows, in a folder that no other run writes to meanwhile.
+
+    The first line says which sweep it is; results of another are not mixed with them.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.path = folder / UNITS
+        self.identity: dict[str, Any] = plain(identity)
+        self.done: set[str] = set()
+
+    def __enter__(self) -> Journal:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._claimed = self.path.open("ab")
+        except OSError as error:
+            raise FileError(f"can't write {self.path}: {error.strerror or error}") from error
+        try:
+            _claim(self._claimed, self.path)
+            self.done = {name for name, _ in self.entries()}
+            if not self.path.stat().st_size:
+                append_line(self.path, {"format": FORMAT, "version": VERSION, "identity": self.identity})
+        except BaseException:
+            self._claimed.close()
+            raise
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._claimed.close()
+
+    def append(self, unit: str, rows: list[dict[str, Any]]) -> None:
+        append_line(self.path, {"unit": unit, "rows": rows})
+        self.done.add(unit)
+
+    def entries(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Every unit that is done, with its rows."""
+        for number, facts in read_lines(self.path, "a unit of a sweep"):
+            if number == 1:
+                self._check(facts)
+            elif isinstance(facts.get("unit"), str) and isinstance(facts.get("rows"), list):
+                yield facts["unit"], facts["rows"]
+            else:
+                raise damaged(self.path, number, "a unit of a sweep", "expected its unit and rows")
+
+    def _check(self, first: dict[str, Any]) -> None:
+        folder = self.path.parent
+        if first.get("format") != FORMAT or not isinstance(first.get("identity"), dict):
+            raise FileError(f"{self.path} is not a journal of stainlock: choose another folder")
+        if first.get("version") != VERSION:
+            raise FileError(
+                f"{self.path} has version {first.get('version')}, this program reads {VERSION}: update stainlock"
+            )
+        theirs = first["identity"]
+        for name in [*self.identity, *theirs]:
+            if theirs.get(name) != self.identity.get(name):
+                raise FileError(
+                    f"{folder} has results of another sweep ({name} was {_short(theirs.get(name))}, is"
+                    f" {_short(self.identity.get(name))}): choose another folder, or remove it"
+                )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _claim(file: BinaryIO, path: Path) -> None:
+    """Keep other runs out until the file is closed, which the end of the process does, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs at once are up to the user there
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FileError(f"another run is writing to {path.parent}: wait for it, or choose another folder") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
