@@ -1,0 +1,110 @@
+"""The marks of `peers.py`, each in a copy of one model, and how each is looked for: with its key alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+from torch import Tensor
+
+import peers_spread_spectrum
+import peers_uchida
+from stainlock import Key, Target, stain, verify
+from stainlock.verify import SIGNIFICANCE
+
+TEXT = "A. N. Owner, 2026"
+Bits = NDArray[np.uint8]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a mark: the p-value's logarithm, and what was read."""
+
+    log10_p: float
+    read: str
+
+    @property
+    def sure(self) -> bool:
+        return self.log10_p <= math.log10(SIGNIFICANCE)
+
+    def __str__(self) -> str:
+        p = f"1e−{-self.log10_p:.0f}" if self.log10_p < -2 else f"{10**self.log10_p:.2f}"
+        return f"{'**found**' if self.sure else 'not found'}, p {p}, {self.read}"
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A marked model, how its mark is looked for, and what it took."""
+
+    method: str
+    target: Target
+    look: Callable[[Target], Found]
+    needs: str
+    carries: str
+    seconds: float  # of one core
+    key: Key | None = None  # a stain's
+
+
+def stained(target: Target, seed: int, *, additive: bool) -> Marked:
+    """A stain of ours: one that replaces a channel can carry a text, one that is added to a channel none."""
+    how: dict[str, Any] = {"additive": True} if additive else {"schema": "weight", "message": TEXT}
+    (marked, key), seconds = _timed(lambda: stain(target, seed=seed, **how))
+
+    def look(suspect: Target) -> Found:
+        verdict = verify(suspect, key)
+        text = "" if additive else ", text read" if verdict.message == TEXT else ", text not read"
+        return Found(verdict.log10_p_value, f"by {verdict.method}{text}")
+
+    carries = "nothing" if additive else f"{8 * len(TEXT.encode())} bits"
+    method = "stain, additive" if additive else "stain, replacing"
+    return Marked(method, marked, look, "nothing", carries, seconds, key)
+
+
+def spread(target: Target, seed: int) -> Marked:
+    (marked, mark), seconds = _timed(lambda: peers_spread_spectrum.embed(target, seed=seed))
+    look = by_bits(mark.message, mark.extract)
+    return Marked("spread spectrum (TATTOOED)", marked, look, "nothing", f"{len(mark.message)} bits", seconds)
+
+
+def trained_in(target: Target, layer: str, images: Tensor, labels: Tensor, seed: int) -> Marked:
+    (marked, mark), seconds = _timed(lambda: peers_uchida.embed(target, layer, images, labels, seed=seed))
+    look = by_bits(mark.message, mark.extract)
+    needs = f"{len(images)} labelled images, {peers_uchida.STEPS} steps of training"
+    return Marked("regulariser (Uchida)", marked, look, needs, f"{len(mark.message)} bits", seconds)
+
+
+def by_bits(message: Bits, extract: Callable[[dict[str, Tensor]], Bits]) -> Callable[[Target], Found]:
+    """The binomial tail: a model made without the message matches each of its random bits with probability ½."""
+
+    def look(suspect: Target) -> Found:
+        right = int((extract(weights_of(suspect)) == message).sum())
+        log_p = float(binom.logsf(right - 1, len(message), 0.5))
+        return Found(log_p / math.log(10), f"{right} of {len(message)} bits")
+
+    return look
+
+
+def weights_of(target: Target) -> dict[str, Tensor]:
+    """Every layer's weight by the layer's name; a quantised layer's as numbers of 32 bits."""
+    found = {}
+    for name, module in target.model.named_modules():
+        weight: Any = getattr(module, "weight", None)
+        if weight is not None and not isinstance(weight, Tensor):
+            weight = weight().dequantize()  # quantised layers unpack theirs
+        if weight is not None:
+            found[name] = weight.detach()
+    return found
+
+
+def _timed(make: Callable[[], Made]) -> tuple[Made, float]:
+    """What is made, and the seconds of processor time it took: others may use the machine too."""
+    start = time.process_time()
+    made = make()
+    return made, time.process_time() - start

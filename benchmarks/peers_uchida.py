@@ -1,0 +1,94 @@
+"""A watermark that is trained into weights, written from its paper, to compare stains with.
+
+"Embedding Watermarks into Deep Neural Networks" (Uchida, Nagai, Sakazawa, Satoh; ICMR 2017). Of one convolution's
+kernels the mean over its filters is taken, w̄; a secret random matrix X reads bit j of it as the sign of (Xw̄)_j. While
+the network is trained on its task, the cross-entropy between σ(Xw̄) and the message is added to its loss, times λ.
+
+As in the paper: X is normal (its best choice), 256 bits, SGD with momentum. This is its setting "fine-tune-to-embed":
+a trained network is trained further, on images the owner has. Left out: training from nothing and distilling while
+embedding, and the paper's two other matrices. Ours are rate, steps and λ: the paper trains 200 epochs with λ = 0.01;
+few steps, at a rate that spares the network, need a larger λ, or some bits are not in when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from stainlock import Target
+from stainlock.attack.fine_tune import trained
+from stainlock.randomness import Randomness
+
+MESSAGE = 256
+STRENGTH = 0.3  # λ
+RATE, STEPS = 5e-3, 200
+
+
+@dataclass(frozen=True)
+class Uchida:
+    """The key: the layer, and the seed of matrix and message."""
+
+    layer: str
+    size: int  # of the mean kernel
+    seed: int
+
+    @cached_property
+    def message(self) -> NDArray[np.uint8]:
+        """Drawn at random, so that every bit read from a model made without it is right with probability ½."""
+        return self._stream("message").integers(0, 2, MESSAGE, dtype=np.uint8)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        return torch.from_numpy(self._stream("matrix").standard_normal((MESSAGE, self.size)))
+
+    def read(self, weight: Tensor) -> Tensor:
+        """X·w̄: positive for a bit of 1."""
+        return self.matrix.to(weight) @ weight.mean(0).flatten()
+
+    def loss(self, weight: Tensor) -> Tensor:
+        """The paper's regulariser."""
+        wanted = torch.from_numpy(self.message).to(weight)
+        return F.binary_cross_entropy_with_logits(self.read(weight), wanted, reduction="sum")
+
+    def extract(self, weights: Mapping[str, Tensor]) -> NDArray[np.uint8]:
+        """The message as it is read from a model's weights, by layer."""
+        return (self.read(weights[self.layer]) > 0).numpy().astype(np.uint8)
+
+    def _stream(self, purpose: str) -> np.random.Generator:
+        return Randomness(self.seed).secret(f"Uchida: {purpose}")
+
+
+def embed(
+    target: Target,
+    layer: str,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    strength: float = STRENGTH,
+    rate: float = RATE,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> tuple[Target, Uchida]:
+    """A copy trained further on labelled pixels, marked in that convolution, and what its message is read with."""
+    marked = target.copy()
+    weight = marked.model.get_submodule(layer).get_parameter("weight")
+    if weight[0].numel() < MESSAGE:
+        raise ValueError(f"expected {MESSAGE} weights a filter or more, got {weight[0].numel()} at {layer}")
+    mark = Uchida(layer, weight[0].numel(), seed)
+    marked.model.requires_grad_(True).train()
+
+    def loss(chosen: Tensor) -> Tensor:
+        task = F.cross_entropy(marked.predict(images[chosen]), labels[chosen].to(marked.device))
+        return task + strength * mark.loss(weight)
+
+    generator = Randomness(seed).noise("Uchida: training")
+    trained(list(marked.model.parameters()), loss, len(images), rate, steps, generator=generator)
+    marked.model.eval()
+    return marked, mark
