@@ -29,8 +29,8 @@ from stainlock.plan import diff
 from stainlock.target import evaluation_mode
 
 INTERNAL = {"kind": "internal"}
-ONE_GATE = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "gains"}
-SIX_GATES = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "shifts", "gates": 6}
+ONE_GATE = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "gains", "gates": 1}
+SIX_GATES = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "signed"}  # as many as `lock` recommends
 # None is the site that `lock` recommends.
 CASES: dict[str, list[dict[str, Any]]] = {
     "resnet50": [
@@ -42,8 +42,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {**SIX_GATES, "site": None},
     ],
     "efficientnet_lite0": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, SIX_GATES)],
-    "resnet56_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": None}],
-    "vgg16_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": "features.2"}],
+    "resnet56_cifar10": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, SIX_GATES)],
+    "vgg16_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": "features.2"}, {**SIX_GATES, "site": None}],
 }
 SETTINGS = ("original", "original_patch", "edited", "edited_patch", "locked", "unlocked")
 BATCH = 4

@@ -5,7 +5,7 @@ Hitaj, Perez-Cruz, Mancini; ACSAC 2024). Every bit b_i of a known preamble and o
 secret code c_i of signs over all weights at once, w + γ Σ b_i c_i, and read by correlation, c_i·w/n = γ b_i + noise.
 The preamble tells gain and noise, and with them a low-density parity-check code corrects what was misread.
 
-As in the paper's own programs: a preamble of 200 bits, and a regular code with 3 checks a bit and 12 bits a check.
+As public programs for it have them: a preamble of 200 bits, and a regular code with 3 checks a bit and 12 bits a check.
 Left out: marking some of the weights only, marking again while training goes on, and messages longer than a block.
 γ is ours, for networks as small as these.
 """
