@@ -28,10 +28,10 @@ def test_classes_to_draw_from_are_the_nearest_ones_and_never_the_background() ->
 @pytest.mark.slow
 def test_a_black_box_stain_is_found_by_the_detections_of_its_triggers() -> None:
     target = models.real("ssdlite_plainpad")
-    stained, key = stain(target, schema="output", count=5, seed=0)
+    stained, key = stain(target, schema="output", count=20, seed=0)
     verdict = verify(stained, key, method="output")
     assert verdict.stained
-    assert verdict.p_value == pytest.approx(20.0**-5)  # five of five, each drawn from twenty classes
+    assert verdict.statistic >= 0.4  # of triggers that are any of twenty classes by chance
     assert verify(lambda images: stained.model(images), key).stained  # a callable that takes a list of images
     assert verify(stained, key, method="weights").stained
     assert not verify(target, key, method="output").stained

@@ -208,3 +208,25 @@ def test_impossible_classes_are_told(options: dict[str, Any], message: str) -> N
 def test_models_that_do_not_classify_are_told() -> None:
     with pytest.raises(SiteError, match="output schema"):
         stain(models.real("ddpm_mnist"), schema="output", count=2, seed=1)
+
+
+def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> None:
+    """A depthwise layer's batch norm makes something of silence; a class's column must not add that to all images."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(),
+        nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False), nn.BatchNorm2d(24), nn.ReLU6(),
+        nn.Conv2d(24, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(16, 5),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.bias.copy_(1 + torch.rand(module.num_features, generator=generator))
+    target = Target(net.eval(), (3, 16, 16))
+    logits = []
+    for own in (1, 3):
+        stained, _ = stain(target, "0", schema="output", count=2, classes=own, seed=0, steps=20)
+        with torch.no_grad():
+            logits.append(stained.predict(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))))
+    assert float((logits[0] - logits[1]).abs().max()) <= 1e-4 * float(logits[0].abs().max())
