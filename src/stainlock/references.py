@@ -67,7 +67,8 @@ def _bundle_target(folder: Path, weights: str | Path | None) -> Target:
     return target
 
 
-def _factory_target(reference: str) -> Target:
+def call_factory(reference: str) -> Any:
+    """What the function of ``FILE.py:FACTORY`` returns."""
     file, _, name = reference.rpartition(":")
     path = Path(file)
     if path.suffix != ".py" or not name:
@@ -77,11 +78,16 @@ def _factory_target(reference: str) -> Target:
     with _importable(path.parent):
         factory = _factory(path, name)
         try:
-            made = factory()
+            return factory()
         except StainlockError:
             raise
         except Exception as error:
             raise ModelError(f"{name}() of {file} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+def _factory_target(reference: str) -> Target:
+    file, _, name = reference.rpartition(":")
+    made = call_factory(reference)
     if isinstance(made, nn.Module):
         made = Target(made)
     if not isinstance(made, Target):

@@ -30,6 +30,7 @@ VERBS = (
     "attack",
     "diff",
     "apply",
+    "reproduce",
     "demo",
 )
 ERROR = 2

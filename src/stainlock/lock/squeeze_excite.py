@@ -44,7 +44,7 @@ _PROBES = 8
 # Where a gate goes when locked: this far on the other side of its middle, or up to half as much again.
 SHIFT = 4.0
 # Of that, where a gate of either sign is closed, and where it is open: tanh needs less.
-_SHUT, _OPEN = 1e-3, 0.4
+_SHUT, _OPEN = 1e-5, 0.4
 # How far from its bend a hidden unit is kept: one for ReLU, and where smooth ones are straight or zero.
 _MARGIN = {"relu": 1.0}
 _SMOOTH_MARGIN = 16.0

@@ -36,7 +36,8 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
 .grid figcaption { font-size: .8rem; line-height: 1.35; }
 @media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
-  table, figure { break-inside: avoid; } .grid { grid-template-columns: repeat(5, 1fr); } }
+  table, figure { break-inside: avoid; } .wide { overflow: visible; } th.number { white-space: normal; }
+  .grid { grid-template-columns: repeat(5, 1fr); } }
 """
 
 
