@@ -1,8 +1,8 @@
 """How much each dense layer would miss each of its inputs, without data.
 
 Batch norms remember natural inputs: behind one, a channel has mean β and deviation γ. These moments are followed
-through activations, additions and concatenations, as if channels were Gaussian and blocks independent. Where no batch
-norm tells, a few synthetic inputs stand in.
+through activations, additions, concatenations and new blocks, as if channels were Gaussian and blocks independent.
+Where no batch norm tells, a few synthetic inputs stand in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from stainlock.graph import is_batch_norm, keeps_channels, operation
 from stainlock.harm import _through_activation, affine_of
-from stainlock.lock.blocks import RESHAPES
+from stainlock.lock.blocks import RESHAPES, Block
 from stainlock.lock.wires import Network, Reading
 from stainlock.plan import Write, write
 from stainlock.target import evaluation_mode
@@ -24,6 +24,9 @@ from stainlock.tensors import exact, has
 from stainlock.trigger import synthetic_inputs
 
 _PROBES = 4
+# The power of a channel's estimated variance in a residual stream. On ResNet50's streams, of what was tried, this ranks
+# channels most like natural images do.
+_STREAM = 0.25
 Moments = tuple[Tensor, Tensor]  # mean and deviation of every channel
 
 
@@ -50,19 +53,48 @@ def column_shares(network: Network) -> dict[fx.Node, Tensor]:
         if node in measured:
             energy = measured[node]
         else:
-            mean, deviation = known[node.all_input_nodes[0]]
-            energy = mean.square() + deviation.square()
+            energy = _lost_energy(network, node.all_input_nodes[0], known)
         shares[node] = energy * columns / (energy * columns).sum().clamp(min=1e-30)
     return shares
+
+
+def _lost_energy(network: Network, node: fx.Node, known: dict[fx.Node, Moments]) -> Tensor:
+    """What a layer loses with each channel of a map: its variance, since the mean can go into a bias.
+
+    In a residual stream that is a poor estimate, blocks being anything but independent: there it counts for less.
+    """
+    variance = known[node][1].square().clamp(min=1e-30)
+    while not is_batch_norm(network.leaf(node)):
+        sources = [n for n in node.all_input_nodes if n in known]
+        if len(sources) != 1:
+            return variance**_STREAM
+        (node,) = sources
+    return variance
 
 
 def remembered(network: Network) -> dict[fx.Node, Moments]:
     """Mean and deviation of every channel that batch norms tell of."""
     known: dict[fx.Node, Moments] = {}
+    gates = {f"{own.at}.gate.fc2" for own in network.target.insertions}
+    blocks = [block for block in network.blocks.values() if network.name(block.second) in gates]
+    new = {node: block for block in blocks for node in (block.product, block.output)}
     for node in network.part.graph.nodes:
-        if node in network.shapes and (moments := _moments(network, node, known)) is not None:
-            known[node] = moments
+        if node not in network.shapes:
+            continue
+        found = _gated(network, new[node], node, known) if node in new else _moments(network, node, known)
+        if found is not None:
+            known[node] = found
     return known
+
+
+def _gated(network: Network, block: Block, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:
+    """What a new block makes of a map, unlocked: its gates are constants, and so is what it adds."""
+    if block.squeezed not in known:
+        return None
+    mean, deviation = known[block.squeezed]
+    gains = block.gate.function(exact(network.part.leaf(block.second), "bias"))
+    shift = exact(network.part.leaf(block.shift), "bias") if block.shift is not None and node is block.output else 0.0
+    return gains * mean + shift, gains.abs() * deviation
 
 
 def _moments(network: Network, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:

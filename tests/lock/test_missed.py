@@ -1,0 +1,55 @@
+"""What layers would miss of their inputs, as batch norms tell it."""
+
+from __future__ import annotations
+
+import models
+import numpy as np
+import pytest
+import torch
+
+from stainlock import Plan
+from stainlock.lock.disguise import Disguise
+from stainlock.lock.gates import half_open, neutral_writes, new_block
+from stainlock.lock.missed import column_shares, remembered
+from stainlock.lock.wires import Network
+from stainlock.randomness import Randomness
+from stainlock.sites import analyse
+from stainlock.tensors import exact
+
+
+@pytest.mark.parametrize("form", ["signed", "shifts", "gains"])
+def test_new_blocks_change_nothing_of_what_is_missed(form: str) -> None:
+    """Whoever looks for the channel that will be missed least must find the same one, with or without new blocks."""
+    base = models.real("efficientnet_lite0")
+    before = Network(analyse(base))
+    names = ["blocks.3.0.conv_pw", "blocks.5.0.conv_pwl"]
+    insertions = tuple(new_block(before, before.nodes[name], form) for name in names)  # type: ignore[arg-type]
+    prepared = Plan(insertions=insertions).apply(base)
+    Plan(tuple(w for own in insertions for w in half_open(prepared.model, own))).write_into(prepared.model)
+    after = Network(analyse(prepared))
+    ours, shares = column_shares(before), column_shares(after)
+    for name in names:
+        torch.testing.assert_close(shares[after.nodes[f"{name}.layer"]], ours[before.nodes[name]])
+    disguise, generator = Disguise(Randomness(0), rounded=True), np.random.default_rng(0)
+    writes = [w for b in after.blocks.values() for w in neutral_writes(after, b, form, disguise, generator)]  # type: ignore[arg-type]
+    Plan(tuple(writes)).write_into(prepared.model)
+    own, theirs = remembered(before), remembered(after)
+    for name in names:
+        gate = after.part.leaf(after.nodes[f"{name}.gate.fc2"])
+        gains = exact(gate, "bias").tanh() if form == "signed" else exact(gate, "bias").sigmoid()
+        shifts = 0.0 if form == "gains" else exact(after.part.leaf(after.nodes[f"{name}.gate.fc3"]), "bias")
+        mean, deviation = own[before.nodes[name].all_input_nodes[0]]
+        found = theirs[after.nodes[f"{name}.layer"].all_input_nodes[0]]
+        torch.testing.assert_close(found[0], gains * mean + shifts)
+        torch.testing.assert_close(found[1], gains.abs() * deviation)
+
+
+def test_the_variance_is_missed_and_not_the_mean() -> None:
+    """Means go into biases: a channel that is large and constant costs nothing."""
+    base = models.real("resnet20_cifar10").copy()
+    norm = base.model.get_submodule("layer2.1.bn1")
+    with torch.no_grad():
+        norm.bias[3], norm.weight[3] = 50.0, 1e-4  # type: ignore[index, operator]
+    network = Network(analyse(base))
+    shares = column_shares(network)[network.nodes["layer2.1.conv2"]]
+    assert float(shares[3]) <= 1e-6 * float(shares.median())
