@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import stainlock
 from stainlock.sweep.unit import Outcome, Unit, Work, Worker
 
+_GOODBYE = 5.0  # seconds that idle workers have to end as programs do
+
 
 class Crew(Protocol):
     """Workers somewhere. `wait` gives one of those that have a unit, and what became of it."""
@@ -42,7 +44,10 @@ class Processes:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        for connection in self._processes:
+            connection.close()  # which sends idle workers home
         for process in self._processes.values():
+            process.join(0 if error[0] is not None else _GOODBYE)
             process.kill()  # whatever it is still doing will be done again
         for connection in list(self._processes):
             self._buried(connection)

@@ -1,0 +1,111 @@
+"""`stainlock reproduce`: the paper's figures, or the same of one's own model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stainlock.cli.options import FILE, output_options, seed_option, weights_option
+from stainlock.cli.report import Report
+
+
+@click.command("reproduce")
+@click.argument("figure", required=False)
+@click.option("--list", "listed", is_flag=True, help="List the figures, what they need and what they cost, and end.")
+@click.option("--quick", is_flag=True, help="Minutes on two cores, with what is at hand instead of the paper's models.")
+@click.option("--out", type=FILE, default=Path("reproduction"), show_default=True, metavar="DIR",
+              help="A folder for each figure, and report.html. The same command again goes on where it was"
+              " interrupted.")  # fmt: skip
+@click.option("--model", metavar="MODEL", help="Instead of the paper's.")
+@weights_option
+@click.option("--data", metavar="DIR", help="What the figure needs: ImageNet's validation set, COCO, or your own.")
+@click.option("--layers", metavar="A,B,...", help="Instead of some at even distances.")
+@click.option("--detectors", type=click.IntRange(min=1), metavar="N", help="Of each layer.  [default: the paper's]")
+@click.option("--images", type=click.IntRange(min=4), metavar="N", help="At most N, evenly over the data.")
+@click.option("--discriminator", metavar="MODEL", help="Of a generator: whose loss is told.")
+@click.option("--features", metavar="MODEL|inception", help="Of generators: for the Fréchet distance.")
+@click.option("--feature-weights", type=FILE, metavar="FILE", help="Weights of --features.")
+@click.option("--nafnet", type=FILE, metavar="FILE", help="NAFNet's weights, for denoising as the paper does it.")
+@click.option("--ours", is_flag=True, help="Stains: the channel whose readers miss it least, instead of the paper's"
+              " least ℓ1 norm.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Processes on this machine.")  # fmt: skip
+@click.option("--ray", metavar="ADDRESS", help="A Ray cluster instead; 'local' starts one here.")
+@click.option("--zoo", type=FILE, metavar="DIR", help="Folder with zoo.py, which builds what --quick stands on."
+              "  [default: a checkout's benchmarks/]")  # fmt: skip
+@seed_option("Seed of the detectors, of which images bounds are computed from, and of --weights random.  [default: 0]")
+@output_options
+def command(report: Report, figure: str | None, listed: bool, out: Path, **given: Any) -> None:
+    """Make a FIGURE of the paper, or `all`: plots, the numbers behind them as CSV, and report.html."""
+    from stainlock.reproduce.run import ALL, check_figure
+
+    if listed:
+        _list(report)
+        return
+    if figure is None:
+        raise ValueError("expected FIGURE, got none: `stainlock reproduce --list` has them all")
+    check_figure(figure)
+    options = {name: given.pop(name) for name in ("discriminator", "features", "nafnet")}
+    options["feature_weights"] = str(given["feature_weights"]) if given["feature_weights"] else None
+    options["nafnet"] = str(options["nafnet"]) if options["nafnet"] else None
+    options["ours"] = given.pop("ours") or None
+    del given["feature_weights"]
+    given["layers"] = tuple(given["layers"].split(",")) if given["layers"] else None
+    if figure == ALL:
+        _all(report, out, given | {"options": options})
+        return
+    files = _make(report, figure, out, given | {"options": options})
+    report.result({"figure": figure, "files": files}, *files)
+
+
+def _make(report: Report, name: str, out: Path, given: dict[str, Any]) -> list[str]:
+    from stainlock.reproduce.run import reproduce
+
+    with report.progress(name) as progress:
+        found = reproduce(name, out, progress=progress, tell=report.remark, **given)
+    return [str(path) for path in found]
+
+
+def _all(report: Report, out: Path, given: dict[str, Any]) -> None:
+    """Every figure; one that can't be made is told of, and the others are made."""
+    from stainlock.errors import FileError, StainlockError
+    from stainlock.reproduce import all_figures
+    from stainlock.reproduce.run import ALL
+
+    for name in ("model", "weights", "data", "layers"):
+        if given[name] is not None:
+            raise ValueError(f"expected no --{name} with {ALL}: the figures are of different models")
+    files: dict[str, list[str]] = {}
+    problems: dict[str, str] = {}
+    for name in all_figures():
+        try:
+            files[name] = _make(report, name, out, dict(given))
+        except (StainlockError, ValueError) as error:
+            problems[name] = " ".join(str(error).split())
+            report.remark(f"{name} left out: {problems[name]}")
+    if not files:
+        raise FileError(f"no figure could be made: {next(iter(problems.values()))}")
+    written = sorted({file for own in files.values() for file in own})
+    facts = {"figure": ALL, "files": written, "figures": list(files), "left_out": problems}
+    report.result(facts, f"{len(files)} figures: {out / 'report.html'}")
+
+
+def _list(report: Report) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from stainlock.reproduce import all_figures
+
+    found = list(all_figures().values())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("figure", "shows", "needs", "cost"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        table.add_row(one.name, one.title, one.needs, one.cost)
+    facts = [
+        {"figure": one.name, "title": one.title, "shows": one.shows, "needs": one.needs, "cost": one.cost}
+        for one in found
+    ]
+    report.result({"figures": facts}, table)
