@@ -25,8 +25,9 @@ from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Progress, synthetic_inputs
 
-_COLUMN_STEPS = 200
-_DETECTOR_STEP = 10
+# Steps, and how much larger each is than the one before. What boxes are made of is capped by activations: steps that
+# grow faster end where nothing moves any more.
+_COLUMN_STEPS, _BOX_STEPS = (200, 1.03), (300, 1.01)
 _SURE = 1e-6  # the p-value that verification asks for
 _WELL_HEARD = 0.75  # better than so many of the layer's channels
 # The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
@@ -148,12 +149,11 @@ def output_writes(
     wanted = _wanted_classes(classes, logits, choices, stream)
     weight = raw(layer, "weight")
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
-    # A detector's heads look at more than the trigger's place, and need more of it than logits do.
-    first_step = float(weight.std()) * (_DETECTOR_STEP if detects else 1)
-    optimiser = torch.optim.Adam([columns], lr=first_step)
+    optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
     # Triggers can drive logits far out; steps grow until the columns reach them.
-    growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, 1.03)
-    for step in range(_COLUMN_STEPS):
+    steps, larger = _BOX_STEPS if detects else _COLUMN_STEPS
+    growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, larger)
+    for step in range(steps):
         logits = answers(weight.index_copy(axis, places, columns))
         chosen = logits.softmax(1).gather(1, wanted[:, None])
         if float(chosen.detach().min()) > (_CONFIDENT_BOX if detects else _CONFIDENT):
@@ -163,7 +163,7 @@ def output_writes(
         optimiser.step()
         growth.step()
         if progress:
-            progress(step + 1, _COLUMN_STEPS)
+            progress(step + 1, steps)
     missed = int((logits.argmax(1) != wanted).sum())
     # A detector's boxes can't be made any class; triggers that missed theirs stay, and count as misses.
     sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), len(choices[0]))
