@@ -287,3 +287,16 @@ def test_answers_that_are_no_classes_are_told() -> None:
     _, key = models.stained("vgg16_cifar10", schema="output", count=8)
     with pytest.raises(ValueError, match="expected logits"):
         verify(lambda inputs: inputs, key)
+
+
+def test_a_trigger_that_excites_every_row_more_is_no_evidence() -> None:
+    """Features of some triggers are far larger than those of others; one row among many is what counts."""
+    generator = torch.Generator().manual_seed(0)
+    decoys, ours = (torch.randn(n, 200, generator=generator, dtype=torch.float64) for n in (24, 1))
+    plain, freedom = standing_out(ours, decoys, explained=False)
+    larger, _ = standing_out(12 * ours, decoys, explained=False)
+    assert float(larger.max()) <= 1.2 * float(plain.max())
+    ours[0, 7] = 40.0
+    assert int(standing_out(12 * ours, decoys, explained=False)[0].argmax()) == 7
+    assert float(standing_out(ours, decoys, explained=False)[0][7]) >= 20
+    assert freedom == 23

@@ -26,6 +26,8 @@ from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
 
 # A row whose responses go with the replaced row's but for this part of their spread has only rounding errors left.
 _ROUNDING = 1e-2
+# So many rows tell how far a trigger stands out in all of them.
+_MANY_ROWS = 16
 
 
 def verify_response(
@@ -42,7 +44,8 @@ def verify_response(
 
     Decoys are triggers found in the suspect, just as ours was, for fresh random detectors: inputs as unnatural as ours.
     Null hypothesis: the suspect was made without knowledge of v, so that each channel's response to our trigger is
-    drawn from the same normal distribution as its responses to the decoys. Then the standardised difference has
+    drawn from the same normal distribution as its responses to the decoys, but for a factor common to all channels,
+    since some triggers excite everything more than others. Then the standardised difference has
     Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t). An additive stain
     lies on top of the row that stood there, so what that row explains of the responses (jointly normal with them) is
     taken out by regression first, at the cost of one degree of freedom; verification by weights does likewise.
@@ -92,6 +95,7 @@ def standing_out(ours: Tensor, reference: Tensor, *, explained: bool) -> tuple[T
     ``ours`` is ``(1, rows)``, ``reference`` ``(N, rows)``; with ``explained`` the last column is not a row but what
     explains them. The score is |y − ŷ| / (s·√(1 + h)), with s and h the residual deviation and our trigger's leverage
     in the least squares fit of a constant, and of what explains: Student's t of N − 1 or N − 2 degrees of freedom.
+    Where the median row stands out by more than Student's t lets expect, all scores are divided by that.
     """
     spread = reference.std(0)
     design, own_design = reference.new_ones(len(reference), 1), reference.new_ones(1, 1)
@@ -106,6 +110,10 @@ def standing_out(ours: Tensor, reference: Tensor, *, explained: bool) -> tuple[T
         min=1e-300
     )
     alive = (spread > 1e-12 * spread.max()) & (deviation > _ROUNDING * spread)
+    # A trigger whose features are larger than the decoys' stands out in every row; a detector is one row among many.
+    if int(alive.sum()) >= _MANY_ROWS:
+        usual = float(scores[alive].median()) / float(stats.t.ppf(0.75, freedom))
+        scores = scores / max(1.0, usual)
     return torch.where(alive, scores, 0.0), freedom
 
 
