@@ -17,6 +17,7 @@ from stainlock.detection.coco import CocoImages
 from stainlock.detection.drawing import lock_pictures
 from stainlock.detection.precision import DetectionEvaluation, Detections, detect, score
 from stainlock.detection.settings import setting_targets
+from stainlock.errors import TriggerError
 from stainlock.evaluate import Images
 from stainlock.evaluate.settings import SETTINGS
 from stainlock.verify import largest_natural
@@ -129,7 +130,12 @@ def stain_table(targets: dict[str, Target], data: CocoImages, detectors: int) ->
         cases += [{"site": None, "schema": "output", "count": BLACK_BOX_TRIGGERS}]
         for case in cases:
             count = 1 if "schema" in case else detectors
-            made = [stain(target, seed=seed, **case) for seed in range(count)]
+            try:
+                made = [stain(target, seed=seed, **case) for seed in range(count)]
+            except TriggerError as error:
+                print(f"| {name} | refused: {error} |" + " |" * 7, flush=True)
+                failures.append(f"{name}: a stain was refused")
+                continue
             failures += print_stains(name, target, before, data, case, made)
     return failures
 
