@@ -56,15 +56,18 @@ def l1_norms(analysis: Analysis, site: Site) -> Tensor:
     return weight.flatten(1).abs().sum(1)
 
 
-def outgoing_harm(analysis: Analysis, site: Site, *, folded: bool) -> Tensor | None:
+def outgoing_harm(
+    analysis: Analysis, site: Site, *, folded: bool, moments: tuple[Tensor, Tensor] | None = None
+) -> Tensor | None:
     """Root mean square of what readers lose when a channel falls silent; None where no reader is known.
 
-    ``folded`` counts only what is left after the mean loss went into the readers' biases.
+    ``folded`` counts only what is left after the mean loss went into the readers' biases; ``moments`` are those of
+    `site_moments`, where they are at hand.
     """
     if not site.readers or site.activation is None:
         return None
     total = torch.zeros(site.channels, dtype=torch.float64)
-    moments = site_moments(analysis, site)
+    moments = site_moments(analysis, site) if moments is None else moments
     for reader in site.readers:
         lost_mean, lost_deviation = _loss(analysis, site, reader, moments)
         missed = lost_deviation**2 + (0 if folded else lost_mean**2)
@@ -81,7 +84,8 @@ def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: boo
     """
     if choice not in ("l1", "outgoing"):
         raise ValueError(f"expected choice 'l1' or 'outgoing', got {choice!r}")
-    harm = outgoing_harm(analysis, site, folded=folded) if choice == "outgoing" else None
+    moments = site_moments(analysis, site)
+    harm = outgoing_harm(analysis, site, folded=folded, moments=moments) if choice == "outgoing" else None
     norms = l1_norms(analysis, site)
     if harm is None:
         harm = norms
@@ -89,15 +93,15 @@ def rank_channels(analysis: Analysis, site: Site, choice: Choice, *, folded: boo
     if site.norm is not None:
         scales = affine_of(analysis.target.model.get_submodule(site.norm)).g.abs()
         alive &= (scales >= _LIVE * scales.median()) & (scales <= scales.median() / _LIVE)
-    taken = _waiting(analysis, site)
+    taken = _waiting(analysis, site, moments)
     # Equal harm (dead channels) is decided by the norm, then by the index.
     order = sorted(range(site.channels), key=lambda k: (bool(taken[k]), float(harm[k]), float(norms[k]), k))
     return [k for k in order if alive[k]] if live else order
 
 
-def _waiting(analysis: Analysis, site: Site) -> Tensor:
+def _waiting(analysis: Analysis, site: Site, moments: tuple[Tensor, Tensor]) -> Tensor:
     """Channels that are silent by their threshold alone, far beyond their spread: a dead one has no row to speak of."""
-    mean, deviation = site_moments(analysis, site)
+    mean, deviation = moments
     rows = site.rows(analysis.target.model).detach().double().cpu()
     slopes = rows.reshape(site.channels, -1).norm(dim=1)
     if site.norm is not None:

@@ -5,7 +5,6 @@ What a block adds to the channels besides is set to nothing, or to what it is on
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from stainlock.attack.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attack.changes import edited
 from stainlock.attack.gate_blocks import PROBES, find_gates
+from stainlock.lock.blocks import gate_level
 from stainlock.sites import input_of
 from stainlock.target import evaluation_mode
 from stainlock.trigger import synthetic_inputs
@@ -48,13 +48,10 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _level(gain: float, gate: str) -> float:
-    """What a gate is given to become ``gain``."""
-    if gate == "hardsigmoid":
-        return 6 * gain - 3
-    gain = min(max(gain, _CLOSEST), 1 - _CLOSEST)
-    if gate == "tanh":
-        return math.atanh(gain)
-    return math.log(gain / (1 - gain))
+    """What a gate is given to become ``gain``; one that never quite gets there, as near as that."""
+    if gate != "hardsigmoid":
+        gain = min(max(gain, _CLOSEST), 1 - _CLOSEST)
+    return float(gate_level(gate, torch.tensor(gain, dtype=torch.float64)))
 
 
 ATTACK = Attack("constant-gates", "thief", ("lock",), "nothing", ("mean", 0.5, 1.0), _run,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from stainlock.activations import Activation
 from stainlock.graph import TracedPart, keeps_channels, node_activation, operation
@@ -39,6 +40,13 @@ class Block:
     gate: Activation
     shift: fx.Node | None
     output: fx.Node
+
+
+def gate_level(gate: str, gain: Tensor) -> Tensor:
+    """What a gate is given to become so large."""
+    if gate == "hardsigmoid":
+        return 6 * gain - 3
+    return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
 
 
 def find_blocks(part: TracedPart, shapes: Shapes) -> dict[fx.Node, Block]:

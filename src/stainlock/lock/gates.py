@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.insertion import Insertion
-from stainlock.lock.blocks import Block
+from stainlock.lock.blocks import Block, gate_level
 from stainlock.lock.disguise import Disguise
 from stainlock.lock.missed import remembered
 from stainlock.lock.wires import Cell, Network
@@ -112,7 +112,7 @@ def neutral_writes(
         write(model, f"{first}.weight", (None,), s1.view(hidden, channels, 1, 1), CONDUIT),
         write(model, f"{first}.bias", (None,), tau1, CONDUIT),
         write(model, f"{second}.weight", (None,), s2.view(channels, hidden, 1, 1), CONDUIT),
-        write(model, f"{second}.bias", (None,), torch.atanh(q) if form == "signed" else torch.logit(q), CONDUIT),
+        write(model, f"{second}.bias", (None,), gate_level(block.gate.name, q), CONDUIT),
     ]
     if block.shift is not None:
         third, size = network.name(block.shift), t.square().mean().sqrt()

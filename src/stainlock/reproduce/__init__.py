@@ -6,28 +6,19 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 from typing import Any
 
+from stainlock.registry import collected
 from stainlock.reproduce.figure import Drawn, Figure, Plot, Setup, Table
 
 __all__ = ["FIGURES", "Drawn", "Figure", "Plot", "Setup", "Table", "all_figures"]
-_GROUPS = ("stain", "lock", "example", "robustness")
 
 
 @cache
 def all_figures() -> dict[str, Figure]:
     """Every figure by name: stains, locks, example pictures, robustness; as their files list them within each."""
-    found: list[Figure] = []
-    for module in pkgutil.iter_modules(__path__):
-        loaded: Any = importlib.import_module(f"{__name__}.{module.name}")
-        found += getattr(loaded, "FIGURES", ())
-    by_name = {figure.name: figure for figure in sorted(found, key=lambda f: _GROUPS.index(f.group))}
-    if len(by_name) != len(found):
-        raise ValueError(f"expected names that differ, got {sorted(figure.name for figure in found)}")
-    return by_name
+    return collected(__name__, __path__, Figure, ("FIGURES",), ("stain", "lock", "example", "robustness"))
 
 
 def __getattr__(name: str) -> Any:

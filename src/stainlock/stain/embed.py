@@ -97,13 +97,16 @@ def stain(
         channels = schemas.heard_channels(analysis, chosen, channels, position)
     channels = channels[:count]
     search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
-    drawn = search(vectors, channels, restarts=restarts, noise=randomness, label="trigger")
+    natural = _natural_responses(target, chosen, vectors, channels)
+    drawn = search(vectors, channels, natural, restarts=restarts, noise=randomness, label="trigger")
     # A search that ended in a poor place is begun again elsewhere.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
     if poor:
-        mine = [channels[i] for i in poor]
-        second = search(vectors[poor], mine, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger")
+        mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
+        second = search(
+            vectors[poor], mine, theirs, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger"
+        )
         for i, other in zip(poor, second, strict=True):
             drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
     natural_level = _checked_level(chosen, drawn, firing_fraction)
@@ -194,6 +197,7 @@ def _search(
     site: Site,
     vectors: Tensor,
     channels: list[int],
+    natural: list[Natural],
     *,
     reduction: Reduction,
     position: tuple[int, ...] | None,
@@ -205,7 +209,6 @@ def _search(
 ) -> list[Drawn]:
     """Triggers of all detectors, group by group of the layer's inputs; in the order of the channels."""
     drawn: dict[int, Drawn] = {}
-    natural = _natural_responses(target, site, vectors, channels)
     for group in sorted({site.group_of(k) for k in channels}):
         mine = [i for i, k in enumerate(channels) if site.group_of(k) == group]
         found = find_triggers(
