@@ -108,9 +108,9 @@ def print_locks(name: str, rows: list[dict[str, Any]], data: CocoImages) -> list
     average = {s: statistics.mean(values[s]) for s in SETTINGS}
     goals = {
         "locked at most 0.5 points of AP": average["locked"] <= MOST_LOCKED,
-        "unlocked at most 0.5 below the original with the patch":
-            average["original_patch"] - average["unlocked"] <= MOST_LOST,
-        "edited at most 0.5 below the original": average["original"] - average["edited"] <= MOST_LOST,
+        "unlocked within 0.5 of the original with the patch":
+            abs(average["unlocked"] - average["original_patch"]) <= MOST_LOST,
+        "edited within 0.5 of the original": abs(average["edited"] - average["original"]) <= MOST_LOST,
         "unlocked equals edited to 1e-3": difference <= 1e-3,
         "no image unlocks": unlocks == 0,
         "nothing small and far is found when locked": mean("far", "locked") <= 0.01,
