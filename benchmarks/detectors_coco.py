@@ -27,7 +27,7 @@ MOST_LOCKED, MOST_LOST, MOST_STAINED = 0.5 * POINT, 0.5 * POINT, 0.3 * POINT
 SMALL = 64 * 64  # pixels of an object that counts as small; COCO's own limit, 32², leaves too few of 64 images
 # None is the site that `stain` recommends.
 SITES: tuple[str | None, ...] = (None, "backbone.features.0.10.block.0.0", "backbone.features.1.1.block.0.0")
-BLACK_BOX_TRIGGERS = 12
+BLACK_BOX_TRIGGERS = 8
 PICTURES = 8
 
 
@@ -128,6 +128,7 @@ def stain_table(targets: dict[str, Target], data: CocoImages, detectors: int) ->
         before = score(detect(target, data), data)
         cases: list[dict[str, Any]] = [{"site": site} for site in (SITES if name.startswith("ssdlite") else (None,))]
         cases += [{"site": None, "schema": "output", "count": BLACK_BOX_TRIGGERS}]
+        means: list[float] = []
         for case in cases:
             count = 1 if "schema" in case else detectors
             try:
@@ -136,7 +137,11 @@ def stain_table(targets: dict[str, Target], data: CocoImages, detectors: int) ->
                 print(f"| {name} | refused: {error} |" + " |" * 7, flush=True)
                 failures.append(f"{name}: a stain was refused")
                 continue
-            failures += print_stains(name, target, before, data, case, made)
+            changes = [score(detect(own, data), data).value - before.value for own, _ in made]
+            means.append(statistics.mean(changes))
+            failures += print_stains(name, target, before, data, case, made, changes)
+        if means and abs(statistics.mean(means)) > MOST_STAINED:
+            failures.append(f"{name}: change of AP within 0.3 points on average over its stains")
     return failures
 
 
@@ -147,9 +152,9 @@ def print_stains(
     data: CocoImages,
     case: dict[str, Any],
     made: list[tuple[Target, Key]],
+    changes: list[float],
 ) -> list[str]:
     method = "output" if "schema" in case else "auto"
-    changes = [score(detect(own, data), data).value - before.value for own, _ in made]
     natural = [
         largest_natural(own, key, (p for p, _ in Images(data.paths).batches(own, batch_size=8))) for own, key in made
     ]
@@ -166,7 +171,6 @@ def print_stains(
     ]  # fmt: skip
     print("| " + " | ".join(cells) + " |", flush=True)
     goals = {
-        "change of AP within 0.3 points on average": abs(statistics.mean(changes)) <= MOST_STAINED,
         "no natural response at the trigger's level": largest < 1,
         "stains are found": max(ours) < -6,
         "the original is not taken for stained": min(theirs) > 1e-6,

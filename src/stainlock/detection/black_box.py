@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,14 +17,17 @@ from stainlock.target import Target, evaluation_mode
 
 NOTHING = -1  # the answer of a detector that finds nothing
 _CHOICES = 20  # classes to draw from
+_REPORTED = 0.3  # the probability of a box that any threshold in use lets through
+_LEAK = 0.1
+_SEEN = 0.01  # of log odds; less is rounding
 
 
 class ClassEvidence:
     """How sure a detector is, for fixed images, that a class is on them: logits ``(N, C)`` of its best box for each.
 
-    Only boxes that see the stain count. What the others find stays, whatever is written there: the strongest of it, or
-    the 0 of a box as likely there as not, stands in place of class 0, the background. So softmax is near 1 for a class
-    whose best box is nearly certain, and far above all others.
+    Only boxes that see an image's stain count. What the others find stays, whatever is written there: the strongest of
+    it, or the least that the detector reports, stands in place of class 0, the background. So softmax is near 1 for a
+    class whose best box is far above all others.
     """
 
     def __init__(self, stained: Target, images: Tensor) -> None:
@@ -32,8 +37,9 @@ class ClassEvidence:
         transform: Any = self.model.transform
         with evaluation_mode(self.model), torch.no_grad():
             self.batch, _ = transform(list(images.to(stained.device, stained.dtype)))
-        self.seeing: Tensor | None = None  # every box
-        self.rivals = self.inputs.new_zeros(len(images))
+        self.seeing: Tensor | None = None  # every box, or (N, boxes)
+        self.reported = math.log(_REPORTED / (1 - _REPORTED))
+        self.rivals = self.inputs.new_full((len(images),), self.reported)
 
     @property
     def inputs(self) -> Tensor:
@@ -41,17 +47,24 @@ class ClassEvidence:
         inputs: Tensor = self.batch.tensors
         return inputs
 
-    def see(self, one: Any, other: Any) -> None:
-        """Find out which boxes see a layer, by the backbone's outputs with two different weights there."""
-        before, after = self._odds(one), self._odds(other)
-        if before.shape == after.shape and not hasattr(self.model, "roi_heads"):
-            self.seeing = (before != after).any(2).any(0)
-            if bool(self.seeing.any()) and not bool(self.seeing.all()):
-                self.rivals = before[:, ~self.seeing, 1:].flatten(1).amax(1).clamp(min=0)
+    def see(self, silent: Any, *others: Any) -> None:
+        """Find out which boxes see a layer, by the backbone's outputs with different weights there."""
+        before = self._odds(silent)
+        if hasattr(self.model, "roi_heads"):
+            return
+        seeing = torch.stack([((self._odds(other) - before).abs() > _SEEN).any(2) for other in others]).any(0)
+        if bool(seeing.any(1).all()):
+            self.seeing = seeing
+            unseeing = before[:, :, 1:].amax(2).masked_fill(seeing, -torch.inf).amax(1)
+            self.rivals = unseeing.clamp(min=self.reported)
 
     def logits(self, features: Any) -> Tensor:
         odds = self._odds(features)
-        best = (odds if self.seeing is None else odds[:, self.seeing]).amax(1)
+        if self.seeing is not None:
+            odds = odds.masked_fill(~self.seeing[:, :, None], -torch.inf)
+        best, nearly = odds.amax(1), odds.logsumexp(1)
+        # The best box's value, but a gradient to all that come near: another may get further in the end.
+        best = best.detach() + nearly - nearly.detach()
         return torch.cat([self.rivals[:, None], best[:, 1:]], 1)
 
     def _odds(self, features: Any) -> Tensor:
@@ -80,6 +93,26 @@ def likely_classes(logits: Tensor) -> list[list[int]]:
     """
     count = min(_CHOICES, logits.shape[1] - 1)
     return [[int(c) + 1 for c in own] for own in logits[:, 1:].topk(count, dim=1).indices.tolist()]
+
+
+@contextmanager
+def leaking_gradients(model: nn.Module) -> Iterator[None]:
+    """Gradients pass clipped activations, a little: what an early step has silenced can come back."""
+    clipped = [m for m in model.modules() if isinstance(m, nn.ReLU | nn.Hardtanh)]  # ReLU6 is one of the latter
+    try:
+        for module in clipped:
+            low, high = (module.min_val, module.max_val) if isinstance(module, nn.Hardtanh) else (0.0, math.inf)
+            module.forward = partial(_leak, low=low, high=high)  # type: ignore[method-assign]
+        yield
+    finally:
+        for module in clipped:
+            del module.forward
+
+
+def _leak(x: Tensor, low: float, high: float) -> Tensor:
+    value, leaking = x.clamp(low, high), _LEAK * x
+    # Inside, the clip's own gradient and 1; outside the leak: values stay the clip's.
+    return torch.where(value == x, value, value.detach() + leaking - leaking.detach())
 
 
 class _Told(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.certify import log_binomial_tail
-from stainlock.detection.black_box import ClassEvidence, likely_classes
+from stainlock.detection.black_box import ClassEvidence, leaking_gradients, likely_classes
 from stainlock.errors import SiteError, TriggerError
 from stainlock.harm import affine_of, carried
 from stainlock.keyfile import Detector
@@ -142,8 +143,11 @@ def output_writes(
         return output
 
     if evidence is not None:
+        own = raw(layer, "weight").detach()
         with torch.no_grad():
-            evidence.see(*(suffix.run(w) for w in (raw(layer, "weight"), 1.5 * raw(layer, "weight"))))
+            push = 10 * own.std() * own.index_select(axis, places).sign()
+            pushed = [own.index_add(axis, places, push, alpha=way) for way in (-1, 1)]
+            evidence.see(*(suffix.run(w, silence.heard(w)) for w in (own, *pushed)))
     logits = answers(raw(layer, "weight"))
     choices = likely_classes(logits) if detects else [range(logits.shape[1])] * len(logits)
     wanted = _wanted_classes(classes, logits, choices, stream)
@@ -154,7 +158,8 @@ def output_writes(
     steps, larger = _BOX_STEPS if detects else _COLUMN_STEPS
     growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, larger)
     for step in range(steps):
-        logits = answers(weight.index_copy(axis, places, columns))
+        with leaking_gradients(stained.model) if detects else nullcontext():
+            logits = answers(weight.index_copy(axis, places, columns))
         chosen = logits.softmax(1).gather(1, wanted[:, None])
         if float(chosen.detach().min()) > (_CONFIDENT_BOX if detects else _CONFIDENT):
             break
