@@ -65,13 +65,21 @@ class Owner:
         """Decoys, once for all attacks."""
         return Reference.of(self.protected, self.key, decoys=self.decoys)
 
+    @cached_property
+    def as_it_is(self) -> Any:
+        """The performance that is left where an attack changes neither the model nor its inputs."""
+        return self.performance(self.protected, self.data)
+
     def measure(self, attacked: Attacked) -> dict[str, Any]:
         """The measured fields of a row."""
         target = attacked.target or self.protected
         facts: dict[str, Any] = {}
         if self.data.labels is not None:
-            data = self.data if attacked.unlock is None else Prepared(self.data, attacked.unlock)
-            found = self.performance(target, data)
+            if attacked.target is None and attacked.unlock is None:
+                found = self.as_it_is
+            else:
+                data = self.data if attacked.unlock is None else Prepared(self.data, attacked.unlock)
+                found = self.performance(target, data)
             facts |= {"metric": found.metric, "performance": found.value}
         if self.key.kind == "lock":
             return facts | self._unlocked(target, attacked)
