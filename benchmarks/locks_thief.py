@@ -44,7 +44,7 @@ ATTACKS = (
     "reestimate-batch-norm", "match-statistics", "excite-silent-channels-on-images",
 )  # fmt: skip
 IMAGES = 100  # of the owner's, and as many of the thief's
-BATCH = 20
+BATCH = 4
 
 
 def thief_table(images: int = IMAGES, models: Sequence[str] = ()) -> None:
