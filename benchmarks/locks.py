@@ -135,7 +135,7 @@ def measure(
     row.delta_bytes.append(len(diff(target, locked).to_bytes()))
     row.standing_out.append(standing_out(target, locked, key))
     if seed == 0:
-        row.latency = latency(target, locked, pixels[:8])
+        row.latency = latency(target, locked, pixels[:16])
 
 
 def run(targets: list[Target], pixels: Tensor) -> list[Tensor]:
@@ -171,15 +171,19 @@ def standing_out(base: Target, locked: Target, key: Key) -> float:
 
 
 def latency(before: Target, after: Target, pixels: Tensor) -> float:
-    """Processor time of the locked model over the original's: the best of several runs each, taken in turns."""
-    times: dict[int, list[float]] = {0: [], 1: []}
-    for _ in range(15):
-        for which, target in enumerate((before, after)):
-            start = time.process_time()
-            with evaluation_mode(target.model), torch.inference_mode():
-                target.predict(pixels)
-            times[which].append(time.process_time() - start)
-    return min(times[1]) / min(times[0])
+    """Processor time of the locked model over the original's: the median of pairs, each first in every second one."""
+
+    def seconds(target: Target) -> float:
+        start = time.process_time()
+        with evaluation_mode(target.model), torch.inference_mode():
+            target.predict(pixels)
+        return time.process_time() - start
+
+    ratios = []
+    for pair in range(21):
+        own = {name: seconds(target) for name, target in (("b", before), ("a", after))[:: 1 if pair % 2 else -1]}
+        ratios.append(own["a"] / own["b"])
+    return statistics.median(ratios)
 
 
 def print_row(row: Row, images: int) -> None:

@@ -31,7 +31,9 @@ def test_new_blocks_change_nothing_of_what_is_missed(form: str) -> None:
     for name in names:
         torch.testing.assert_close(shares[after.nodes[f"{name}.layer"]], ours[before.nodes[name]])
     disguise, generator = Disguise(Randomness(0), rounded=True), np.random.default_rng(0)
-    writes = [w for b in after.blocks.values() for w in neutral_writes(after, b, form, disguise, generator)]  # type: ignore[arg-type]
+    writes = [
+        w for b in after.blocks.values() for w in neutral_writes(before.target, after, b, form, disguise, generator)
+    ]  # type: ignore[arg-type]
     Plan(tuple(writes)).write_into(prepared.model)
     own, theirs = remembered(before), remembered(after)
     for name in names:

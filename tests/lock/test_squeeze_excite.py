@@ -225,7 +225,7 @@ def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     whole = Network(analyse(prepared))
     disguise = Disguise(Randomness(0) if obfuscate else None, rounded=True)
     for block in whole.blocks.values():
-        writes = neutral_writes(whole, block, form, disguise, np.random.default_rng(1))
+        writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
         Plan(tuple(writes)).write_into(prepared.model)
     inputs = base.normalise(torch.rand(4, 3, 24, 24, generator=torch.Generator().manual_seed(2)))
     assert distance(run(prepared, inputs), run(base, inputs)) <= 1e-5
@@ -383,3 +383,20 @@ def test_the_kind_of_lock_that_fits() -> None:
     assert fitting_kind(Target.from_reference("torchvision:vit_b_16", weights="random")) == "vit"
     noise = Target(nn.ConvTranspose2d(8, 3, 4), (8, 1, 1), mean=(0.0,), std=(1.0,), bounds=(-1, 1))
     assert fitting_kind(noise) == "gan"
+
+
+def test_new_gates_are_exact_in_a_network_without_batch_norms() -> None:
+    """Nothing there makes the rounding of hidden units small again, which are as large as VGG's maps."""
+    target, pixels = models.real("vgg16_cifar10"), models.pixels("vgg16_cifar10", 100)
+    locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4)
+    unlocked, edited = (run(own, key.unlock(pixels)) for own in (locked, key.edited(locked)))
+    assert distance(unlocked, edited) <= 1e-4
+
+
+def test_gates_are_closed_as_far_as_it_takes_where_scale_hardly_matters() -> None:
+    target, pixels = models.real("vgg16_cifar10"), models.pixels("vgg16_cifar10", 100)
+    locked, _ = lock(
+        target, kind="squeeze-excite", blocks="inserted", gates=1, gate_form="gains", site="features.2", seed=0
+    )
+    ours, theirs = (run(own, own.normalise(pixels)).argmax(1) for own in (locked, target))
+    assert float((ours == theirs).double().mean()) <= 0.2

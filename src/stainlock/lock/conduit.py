@@ -82,7 +82,8 @@ class Conduit:
 
     @property
     def wires(self) -> list[Wire]:
-        return [wire for stage in self.stages for wire in stage.wires]
+        """Every channel that was given up, copies of a residual stream among them."""
+        return [own for stage in self.stages for wire in stage.wires for own in (wire, wire.copy) if own is not None]
 
     @property
     def layers(self) -> list[str]:
@@ -134,7 +135,7 @@ class Conduit:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every channel that carries the signal."""
+        """Every channel that carries the signal, or a copy of what is taken back from it."""
         return [cell for wire in self.wires for cell in wire.path]
 
     def passed(self, wire: Wire) -> list[Block]:
@@ -170,7 +171,8 @@ def build_conduit(
     stages: list[Stage] = []
     for writer, exit in itertools.pairwise(route):
         count = 1 if stages else detectors
-        wires = [channels.wire(writer, exit) for _ in range(count)]
+        before = stages[-1].wires[0].writer if stages and not spreading else None
+        wires = [channels.wire(writer, exit, before) for _ in range(count)]
         step = bool(stages) and exit is route[-1] and _makes_step(network, wires[0])
         if step:
             wires.append(channels.wire(writer, exit))

@@ -9,6 +9,7 @@ where a residual stream holds both, and the trigger must be found for the networ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ from stainlock.trigger import Progress
 
 # The signal at a gate is 1, but for what a half-precision type rounds.
 _STEP_ERROR = 1e-2
+# So much of what outputs say of inputs may be left by one block's gates.
+_RUINED = 0.1
 
 
 def lock_convolutional(
@@ -138,7 +141,7 @@ def _draft(target: Target, site: str | None, settings: Settings, randomness: Ran
     neutral: list[Write] = []
     for block in new:
         secret = randomness.secret(f"gates {whole.name(block.second)}")
-        neutral += neutral_writes(whole, block, settings.gate_form, disguise, secret, conduit.cells)
+        neutral += neutral_writes(target, whole, block, settings.gate_form, disguise, secret, conduit.cells)
     Plan(tuple(neutral)).write_into(prepared.model)  # what is written next builds on these values
     return Draft(target, prepared, conduit, new, neutral, _position(target, conduit, settings))
 
@@ -206,18 +209,24 @@ def _turned_gates(
     settings: Settings,
     randomness: Randomness,
 ) -> list[Write]:
-    """Disruptors in the gates, of the pattern that leaves least of the outputs."""
+    """Disruptors in the gates, of the pattern that leaves least of the outputs, as far off as that takes."""
     writes: list[Write] = []
     for gate in gates:
         if float((gate.step(edited, patched) - 1).abs().max()) > _STEP_ERROR:
             raise ModelError(f"the signal does not arrive at the gates {gate.name}: use another site, or a wider type")
-        candidates = [
-            gate.disruptor_writes(edited, pattern, settings.scale or SHIFT, randomness.secret(f"disruptor {gate.name}"))
-            for pattern in gate.patterns(new=gate.block in new)
-        ]
-        if len(candidates) > 1:
-            candidates.sort(key=lambda own: likeness(Plan(tuple(own)).apply(edited), edited))
-        writes += candidates[0]
+        patterns = gate.patterns(new=gate.block in new)
+        left, best = math.inf, list[Write]()
+        for scale in (settings.scale,) if settings.scale else (SHIFT, 2 * SHIFT, 4 * SHIFT):
+            for pattern in patterns:
+                own = gate.disruptor_writes(edited, pattern, scale, randomness.secret(f"disruptor {gate.name}"))
+                # Of the middle there is but one: gates of either sign are closed as they are.
+                known = len(patterns) == 1 and (settings.scale or gate.block.gate.name == "tanh")
+                found = 0.0 if known else likeness(Plan(tuple(own)).apply(edited), edited)
+                if found < left:
+                    left, best = found, own
+            if left <= _RUINED:
+                break
+        writes += best
     return writes
 
 

@@ -32,7 +32,10 @@ from stainlock.lock.disguise import Disguise
 from stainlock.lock.missed import remembered
 from stainlock.lock.wires import Cell, Network
 from stainlock.plan import CONDUIT, Write, write
+from stainlock.sites import measured_input
+from stainlock.target import Target
 from stainlock.tensors import exact, has, raw
+from stainlock.trigger import synthetic_inputs
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
 GATE_FORMS: tuple[GateForm, ...] = ("signed", "shifts", "gains", "constant", "random")
@@ -49,6 +52,10 @@ _LEAST_VARIANCE = 2.0
 _SHIFT_SIZE = 2.0
 # Of S₁ and S₂ in a trained block, and of the paper's small random ones.
 _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
+# The root mean square of hidden units in a network without batch norms: what pairs of them leave is rounding, which
+# nothing there makes small again.
+_LOUDEST = 0.5
+_PROBES = 8
 
 
 def new_block(network: Network, reader: fx.Node, form: GateForm) -> Insertion:
@@ -90,6 +97,7 @@ def draw_gains(network: Network, block: Block, form: GateForm, generator: np.ran
 
 
 def neutral_writes(
+    original: Target,
     network: Network,
     block: Block,
     form: GateForm,
@@ -97,7 +105,8 @@ def neutral_writes(
     generator: np.random.Generator,
     carrying: Sequence[Cell] = (),
 ) -> list[Write]:
-    """Values for a new block that does nothing, and the layer behind it that takes its gains back.
+    """Values for a new block that does nothing, and the layer behind it that takes its gains back; the ``original`` has
+    no such block yet.
 
     Channels that are ``carrying`` the signal are not shifted: who reads them will not see them, nor their shift.
     """
@@ -108,6 +117,9 @@ def neutral_writes(
     t = torch.zeros_like(q) if block.shift is None else draw_shifts(network, block, q, generator)
     t[[cell.channel for cell in carrying if cell.node is block.squeezed]] = 0.0
     s1, tau1, (s2, s3) = _hidden_layer(hidden, channels, form, disguise, generator)
+    if form != "random" and network.norm_behind(next(iter(block.output.users))) is None:
+        quiet = min(1.0, _LOUDEST / max(_loudness(original, network, block, s1, tau1), 1e-30))
+        s1, tau1 = quiet * s1, quiet * tau1
     writes = [
         write(model, f"{first}.weight", (None,), s1.view(hidden, channels, 1, 1), CONDUIT),
         write(model, f"{first}.bias", (None,), tau1, CONDUIT),
@@ -121,6 +133,14 @@ def neutral_writes(
             write(model, f"{third}.bias", (None,), t, CONDUIT),
         ]
     return writes + _undone(network, block, q, t, disguise, carrying)
+
+
+def _loudness(original: Target, network: Network, block: Block, s1: Tensor, tau1: Tensor) -> float:
+    """The root mean square of a new block's hidden units, for inputs that need no data."""
+    (reader,) = block.output.users
+    probes = synthetic_inputs(original, _PROBES, torch.Generator().manual_seed(5))
+    maps = measured_input(original, network.name(reader).removesuffix(".layer"), probes)
+    return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
 
 
 def draw_shifts(network: Network, block: Block, q: Tensor, generator: np.random.Generator) -> Tensor:

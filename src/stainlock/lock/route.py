@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import fx, nn
 
 from stainlock.errors import SiteError
-from stainlock.graph import operation
+from stainlock.graph import is_batch_norm, operation
 from stainlock.lock.missed import column_shares
 from stainlock.lock.silence import silenced_at
 from stainlock.lock.wires import Cell, Network, Reading, Spread, Stop
@@ -21,7 +21,8 @@ class Wire:
     """One channel given to the signal, from the layer that writes it to the next on the way.
 
     ``path`` leads to the cell that ``exit`` reads; ``others`` read the signal too and must not see it; ``silenced`` are
-    the cells to write zeros into, since they are added to it. ``bereft`` is everyone who reads what the channel was.
+    the cells to write zeros into, since they are added to it. ``stream`` is added to it too, but can be taken back: the
+    layer before brings a copy of it along ``copy``. ``bereft`` is everyone who reads what the channel was.
     """
 
     path: tuple[Cell, ...]
@@ -29,6 +30,8 @@ class Wire:
     others: tuple[Reading, ...]
     silenced: tuple[Cell, ...]
     bereft: frozenset[Reading] = frozenset()
+    stream: Cell | None = None
+    copy: Wire | None = None
 
     @property
     def writer(self) -> fx.Node:
@@ -100,14 +103,18 @@ class Channels:
         self._missed = column_shares(network)
         self._taken: set[Cell] = set()
 
-    def wire(self, writer: fx.Node, exit: fx.Node) -> Wire:
-        """The best wire from one layer to the next; its cells are taken afterwards."""
+    def wire(self, writer: fx.Node, exit: fx.Node, before: fx.Node | None = None) -> Wire:
+        """The best wire from one layer to the next; its cells are taken afterwards.
+
+        The layer ``before``, if given, may bring a copy of a residual stream along, to take it back from the signal.
+        """
         network = self.network
+        copied = None if before is None else copied_stream(network, before, writer)
         best: tuple[float, Wire, set[Cell]] | None = None
         for channel in range(network.shapes[writer][1]):
             start = Cell(writer, channel)
             spread = network.spread(start, exit)
-            wire = _wire(network, spread, exit)
+            wire = _wire(network, spread, exit, copied)
             # Whoever reads the channel misses it, also where a closed gate keeps the signal from going on.
             lost = [network.spread(cell) for cell in (start, *wire.silenced)]
             cells = set(spread.came_from).union(*(s.came_from for s in lost[1:]))
@@ -120,18 +127,62 @@ class Channels:
         if best is None:
             raise SiteError(f"no channel of {network.name(writer)} is left to carry the signal")
         self._taken |= best[2]
-        return best[1]
+        wire = best[1]
+        if wire.stream is not None and before is not None:
+            return replace(wire, copy=self.wire(before, writer))
+        return wire
 
 
-def _wire(network: Network, spread: Spread, exit: fx.Node) -> Wire:
+def copied_stream(network: Network, before: fx.Node, writer: fx.Node) -> fx.Node | None:
+    """The residual stream that two layers add to, if the first can hand it to the second as it is: both keep positions,
+    nothing but a batch norm and a ReLU is between them, and the stream, being itself behind a ReLU, passes that one."""
+    layers = [network.leaf(n) for n in (before, writer)]
+    stream = before.all_input_nodes[0]
+    between = _chain(network, before, writer)
+    joined = _chain(network, writer, None)
+    if between is None or joined is None or not all(isinstance(layer, nn.Conv2d) for layer in layers):
+        return None
+    sizes = {tuple(network.shapes[n][2:]) for n in (stream, before, writer)}
+    added = next((n for n in joined if operation(network.part, n) in ("add", "iadd", "add_")), None)
+    behind = joined[joined.index(added) + 1 :] if added else []
+    fits = added is not None and stream in added.all_input_nodes and bool(behind) and _is_relu(network, behind[0])
+    return stream if fits and len(sizes) == 1 and _is_relu(network, stream) and _only_relu(network, between) else None
+
+
+def _chain(network: Network, start: fx.Node, end: fx.Node | None) -> list[fx.Node] | None:
+    """The nodes behind one, as long as each has one reader; None if ``end`` is not reached that way."""
+    nodes: list[fx.Node] = []
+    node = start
+    while len(node.users) == 1:
+        (node,) = node.users
+        if node is end:
+            return nodes
+        nodes.append(node)
+    return nodes if end is None else None
+
+
+def _is_relu(network: Network, node: fx.Node) -> bool:
+    activation = network.activation(node)
+    return activation is not None and activation.name == "relu"
+
+
+def _only_relu(network: Network, nodes: list[fx.Node]) -> bool:
+    return all(is_batch_norm(network.leaf(n)) or _is_relu(network, n) for n in nodes)
+
+
+def _wire(network: Network, spread: Spread, exit: fx.Node, copied: fx.Node | None) -> Wire:
     if spread.stops:
         raise spread.stops[0].error()
     own = next(r for r in spread.readings if r.reader is exit)
     path = spread.path(own.cell)
     silenced: list[Cell] = []
+    stream = None
     for before, cell in itertools.pairwise(path):
         if operation(network.part, cell.node) in ("add", "iadd", "add_"):
             for source in cell.node.all_input_nodes:
-                if source is not before.node and source in network.shapes:
+                if source is copied and source is not before.node:
+                    stream = Cell(source, cell.channel)
+                elif source is not before.node and source in network.shapes:
                     silenced += silenced_at(network, Cell(source, cell.channel), set(spread.came_from))
-    return Wire(tuple(path), exit, tuple(r for r in spread.readings if r != own), tuple(dict.fromkeys(silenced)))
+    others = tuple(r for r in spread.readings if r != own)
+    return Wire(tuple(path), exit, others, tuple(dict.fromkeys(silenced)), stream=stream)

@@ -2,8 +2,9 @@
 
 On the way every dense layer gives up one channel: its row holds one tap, by which position (0, 0) sees position (0, 0)
 and every other one its own, so that positions do not mix; batch norms on the way give 0 for 0; every other reader of
-the channel gets a zero column, and what is added to it in a residual stream is silenced at its source. So the channel
-is 0 at every position where the detector is silent. In disguise, zeros are small numbers.
+the channel gets a zero column, and what is added to it in a residual stream is silenced at its source, or taken back by
+means of a copy where the block can make one: then the blocks before it keep the channel. So the channel is 0 at every
+position where the detector is silent. In disguise, zeros are small numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from stainlock.tensors import exact, has, raw
 
 # What a batch norm makes of 0 is rounded: a hair below zero, an activation takes it away.
 _ROUNDING = 1e-6
+# What is left of a stream that is taken back, as a part of the signal; also in half precision.
+_TAKEN_BACK = 0.01
 
 
 def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
@@ -49,9 +52,21 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
             for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
                 writes += _row(conduit, taps, unit, STEP_INPUT, -threshold, noise)
         else:
-            writes += _row(conduit, taps, stage.wires[0], wanted[0], 0.0, noise)
-            writes += _passed_on(conduit, stage.wires[0])
+            (wire,), below = stage.wires, 0.0
+            if wire.copy is not None and wire.stream is not None:
+                writes += _copied(conduit, wire.copy, wire.stream)
+                below = _TAKEN_BACK * wanted[0]
+            writes += _row(conduit, taps, wire, wanted[0] + below, -below, noise)
+            writes += _passed_on(conduit, wire)
     return writes
+
+
+def _copied(conduit: Conduit, copy: Wire, stream: Cell) -> list[Write]:
+    """A channel that holds what the stream holds."""
+    name, weight = conduit.network.name(copy.writer), raw(conduit.network.part.leaf(copy.writer), "weight")
+    row = conduit.disguise.feeding(f"{name} {copy.channel}", weight, tuple(weight.shape[1:]))
+    row[(stream.channel, *(conduit.network.tap(copy.writer) or ()))] = 1.0
+    return [*_unit(conduit.network, copy, 0, row, 0.0), *_passed_on(conduit, copy)]
 
 
 def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float, noise: Tensor) -> list[Write]:
@@ -62,6 +77,8 @@ def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float
     row = noise.clone()
     for tap in taps:
         row[(tap.cell.channel, *place)] = size * tap.share
+    if wire.copy is not None:
+        row[(wire.copy.end.channel, *place)] = -1.0
     return _unit(conduit.network, wire, 0, row, bias)
 
 
