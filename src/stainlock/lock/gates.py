@@ -52,8 +52,7 @@ _LEAST_VARIANCE = 2.0
 _SHIFT_SIZE = 2.0
 # Of S₁ and S₂ in a trained block, and of the paper's small random ones.
 _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
-# The root mean square of hidden units in a network without batch norms: what pairs of them leave is rounding, which
-# nothing there makes small again.
+# The root mean square of hidden units: what pairs of them leave is rounding, which small gates make large.
 _LOUDEST = 0.5
 _PROBES = 8
 
@@ -117,7 +116,7 @@ def neutral_writes(
     t = torch.zeros_like(q) if block.shift is None else draw_shifts(network, block, q, generator)
     t[[cell.channel for cell in carrying if cell.node is block.squeezed]] = 0.0
     s1, tau1, (s2, s3) = _hidden_layer(hidden, channels, form, disguise, generator)
-    if form != "random" and network.norm_behind(next(iter(block.output.users))) is None:
+    if form != "random" and not disguise.bare:
         quiet = min(1.0, _LOUDEST / max(_loudness(original, network, block, s1, tau1), 1e-30))
         s1, tau1 = quiet * s1, quiet * tau1
     writes = [
