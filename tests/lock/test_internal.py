@@ -95,12 +95,15 @@ def test_locked_gives_one_answer_whatever_the_image(name: str) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_editing_changes_little(name: str) -> None:
+    """Without the patch hardly an answer changes; with it others do, but as many are right."""
     it = locked(name)
-    images = models.pixels(name, 24 if "efficient" in name else 100)
-    plain, patched = it.base.normalise(images), it.key.unlock(images)
-    for inputs in (plain, patched):
-        same = run(it.edited, inputs).argmax(1) == run(it.base, inputs).argmax(1)
-        assert same.double().mean() >= 0.9
+    images, labels = zoo.natural(name, 24 if "efficient" in name else 250)
+    assert labels is not None
+    inputs = (it.base.normalise(images), it.key.unlock(images))
+    plain, patched = ([run(own, x).argmax(1) for own in (it.edited, it.base)] for x in inputs)
+    assert float((plain[0] == plain[1]).double().mean()) >= 0.95
+    ours, theirs = (float((answers == labels).double().mean()) for answers in patched)
+    assert ours >= theirs - 0.02
 
 
 @pytest.mark.parametrize("name", PLAIN)
