@@ -7,6 +7,7 @@ from a plan's writes. What was there before keeps its values, though it may get 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,12 +28,12 @@ class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
 
     def forward(self, input: Tensor) -> Tensor:
         hidden = self.activation(self.fc1(self.avgpool(input)))
-        shifted: Tensor = input * self.scale_activation(self.fc2(hidden)) + self.fc3(hidden)
-        return shifted
+        shifted: Tensor = input * self.scale_activation(self.fc2(hidden))
+        return shifted.add_(self.fc3(hidden))  # a map of its own would cost more than the addition
 
 
 class Gated(nn.Module):
-    """A layer behind a squeeze-and-excite block."""
+    """A layer, or a module of several layers, behind a squeeze-and-excite block."""
 
     def __init__(self, gate: SqueezeExcitation, layer: nn.Module) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class InsertionKind(Protocol):
 
 
 class SqueezeExciteKind:
-    """A squeeze-and-excite block before a layer: ``channels`` it gates, ``hidden`` units, maybe ``shifts``, and maybe
+    """A squeeze-and-excite block before a module: ``channels`` it gates, ``hidden`` units, maybe ``shifts``, and maybe
     gates that are ``signed``: tanh instead of a sigmoid."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
@@ -211,6 +212,23 @@ KINDS: dict[str, InsertionKind] = {
     "squeeze-excite": SqueezeExciteKind(),
     "encoder-block": EncoderBlockKind(),
 }
+
+
+def moved(name: str, gated: Iterable[str]) -> str:
+    """What a module is called once blocks were put in before others, in this order."""
+    for at in gated:
+        if name == at or name.startswith(f"{at}."):
+            name = f"{at}.layer{name[len(at) :]}"
+    return name
+
+
+def moved_back(name: str, gated: Sequence[str]) -> str:
+    """What a module was called before blocks were put in before others, in this order."""
+    for at in reversed(gated):
+        behind = f"{at}.layer"
+        if name == behind or name.startswith(f"{behind}."):
+            name = at + name[len(behind) :]
+    return name
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:

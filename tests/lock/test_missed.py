@@ -23,7 +23,7 @@ def test_new_blocks_change_nothing_of_what_is_missed(form: str) -> None:
     base = models.real("efficientnet_lite0")
     before = Network(analyse(base))
     names = ["blocks.3.0.conv_pw", "blocks.5.0.conv_pwl"]
-    insertions = tuple(new_block(before, before.nodes[name], form) for name in names)  # type: ignore[arg-type]
+    insertions = tuple(new_block(before, name, [before.nodes[name]], form) for name in names)  # type: ignore[arg-type]
     prepared = Plan(insertions=insertions).apply(base)
     Plan(tuple(w for own in insertions for w in half_open(prepared.model, own))).write_into(prepared.model)
     after = Network(analyse(prepared))

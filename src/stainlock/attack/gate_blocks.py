@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from stainlock.attack.attack import NotApplicable
-from stainlock.insertion import Gated, set_submodule
+from stainlock.insertion import Gated, moved_back, set_submodule
+from stainlock.lock.blocks import Block
 from stainlock.lock.missed import remembered
 from stainlock.lock.wires import Network
 from stainlock.sites import analyse, input_of
@@ -36,28 +37,30 @@ class Gates:
 
 @dataclass(frozen=True)
 class Behind:
-    """A layer behind a new block: its weight (R, C, ...) and what batch norms remember of its input and output."""
+    """The layers behind a new block, R outputs in all, and what batch norms remember of their inputs and outputs."""
 
-    name: str
-    weight: Tensor
+    name: str  # of the module that the block stands before
+    taps: Tensor  # (R, C): what a constant input gives
+    white: Tensor  # (R, C): the share in an output's variance of a white input of variance 1
     mean: Tensor  # of each input, before the gates
     deviation: Tensor
     gates: Tensor  # what the locked gates' biases say
-    norm: str | None
     signed: bool  # whether gates can turn a channel's sign
-    running_mean: Tensor | None = None
-    running_var: Tensor | None = None  # with ε
-
-    @property
-    def taps(self) -> Tensor:
-        """(R, C): what a constant input gives."""
-        return self.weight.flatten(2).sum(2) if self.weight.dim() > 2 else self.weight
+    norms: tuple[str, ...]  # behind each layer, by their names without the blocks
+    running_mean: Tensor | None  # None where a layer has no batch norm
+    running_var: Tensor | None  # with ε
 
     @property
     def energies(self) -> Tensor:
         """(R, C): the share in an output's variance of an input of variance 1, between white and constant ones."""
-        white = self.weight.flatten(2).square().sum(2) if self.weight.dim() > 2 else self.weight.square()
-        return (white + self.taps.square()) / 2
+        return (self.white + self.taps.square()) / 2
+
+    def expect(self, model: nn.Module, mean: Tensor) -> None:
+        """Make these the means that the batch norms remember, in a model without the blocks."""
+        if self.norms:
+            running: list[Any] = [model.get_submodule(name).running_mean for name in self.norms]
+            for own, part in zip(running, mean.split([len(own) for own in running]), strict=True):
+                own.copy_(part)
 
 
 def find_gates(target: Target) -> list[Gates]:
@@ -71,10 +74,20 @@ def find_gates(target: Target) -> list[Gates]:
 
 
 def new_blocks(model: nn.Module) -> list[str]:
-    """Layers with a block of ours before them: a file says so by names no trained model has."""
+    """Modules with a block of ours before them: a file says so by names no trained model has."""
     found = [name for name, module in model.named_modules() if isinstance(module, Gated)]
     if not found:
         raise NotApplicable("no squeeze-and-excite block was put into this model")
+    return found
+
+
+def readers_behind(network: Network) -> dict[str, tuple[Block, list[fx.Node]]]:
+    """Every new block by the module it stands before, with the layers that read what comes out of it."""
+    found = {}
+    wanted = {f"{name}.gate.fc2": name for name in new_blocks(network.target.model)}
+    for block in network.blocks.values():
+        if (second := network.name(block.second)) in wanted:
+            found[wanted[second]] = block, list(block.output.users)
     return found
 
 
@@ -85,25 +98,19 @@ def layers_behind(target: Target) -> list[Behind]:
     inputs stand in, though with gates that are wrong.
     """
     network = Network(analyse(target))
-    known, wanted = remembered(network), set(new_blocks(target.model))
-    found = []
-    for block in network.blocks.values():
-        (reader,) = block.output.users
-        at = network.name(reader).removesuffix(".layer")
-        if at not in wanted:
-            continue
-        if block.squeezed in known:
-            mean, deviation = known[block.squeezed]
-        else:
-            mean, deviation = _measured(target, at)
-        facts: dict[str, Any] = {"norm": None}
-        if (norm := network.norm_behind(reader)) is not None:
-            leaf: Any = network.part.leaf(norm)
-            facts = {"norm": network.name(norm), "running_mean": exact(leaf, "running_mean"),
-                     "running_var": exact(leaf, "running_var") + float(leaf.eps)}  # fmt: skip
-        gates = block.gate.function(exact(network.part.leaf(block.second), "bias"))
-        facts["signed"] = block.gate.name == "tanh"
-        found.append(Behind(at, exact(network.part.leaf(reader), "weight"), mean, deviation, gates, **facts))
+    known, blocks, found = remembered(network), readers_behind(network), []
+    for at, (block, readers) in blocks.items():
+        mean, deviation = known[block.squeezed] if block.squeezed in known else _measured(target, at)
+        kernels = [exact(network.part.leaf(reader), "weight").flatten(2) for reader in readers]
+        norms = [norm for reader in readers if (norm := network.norm_behind(reader)) is not None]
+        leaves: list[Any] = [network.part.leaf(norm) for norm in norms] if len(norms) == len(readers) else []
+        found.append(Behind(
+            at, torch.cat([own.sum(2) for own in kernels]), torch.cat([own.square().sum(2) for own in kernels]), mean,
+            deviation, block.gate.function(exact(network.part.leaf(block.second), "bias")), block.gate.name == "tanh",
+            tuple(moved_back(network.name(norm), list(blocks)) for norm in norms) if leaves else (),
+            torch.cat([exact(leaf, "running_mean") for leaf in leaves]) if leaves else None,
+            torch.cat([exact(leaf, "running_var") + float(leaf.eps) for leaf in leaves]) if leaves else None,
+        ))  # fmt: skip
     return found
 
 
@@ -115,14 +122,16 @@ def _measured(target: Target, at: str) -> tuple[Tensor, Tensor]:
 
 
 def taken_out(target: Target, gains: Callable[[str], Tensor | float]) -> Target:
-    """A copy without the new blocks: instead, each channel is multiplied by the gain for its layer's name."""
-    names = new_blocks(target.model)
-    stolen = target.copy()
+    """A copy without the new blocks: instead, each channel is multiplied by the gain for its block's name."""
+    network = Network(analyse(target))
+    blocks, stolen = readers_behind(network), target.copy()
     with torch.no_grad():
-        for name in names:
-            gated: Any = stolen.model.get_submodule(name)
-            weight: Tensor = gated.layer.weight
-            gain = torch.as_tensor(gains(name), dtype=weight.dtype).expand(weight.shape[1])
-            weight.mul_(gain.view(1, -1, *(1,) * (weight.dim() - 2)))
-            set_submodule(stolen.model, name, gated.layer)
+        for name, (_, readers) in blocks.items():
+            for reader in readers:
+                weight: Any = stolen.model.get_submodule(network.name(reader)).weight
+                gain = torch.as_tensor(gains(name), dtype=weight.dtype).expand(weight.shape[1])
+                weight.mul_(gain.view(1, -1, *(1,) * (weight.dim() - 2)))
+    for name in sorted(blocks, key=lambda name: -name.count(".")):  # what is inside another block's module comes first
+        gated: Any = stolen.model.get_submodule(name)
+        set_submodule(stolen.model, name, gated.layer)
     return replace(stolen, insertions=())

@@ -31,7 +31,6 @@ from torch import Tensor
 from stainlock.attack.attack import Attack, Attacked, Strength, Subject
 from stainlock.attack.gate_blocks import Behind, layers_behind, taken_out
 from stainlock.target import Target
-from stainlock.tensors import exact
 
 STRENGTHS = (
     "norms", "norms-recentred", "norms-and-biases", "norms-and-biases-recentred", "energies-recentred",
@@ -82,8 +81,7 @@ def _scaled(layer: Behind, gains: Tensor) -> Tensor:
     (That is what rows of trained layers without batch norm have, by their initialisation √2.)
     """
     if layer.running_var is None:
-        rows = (layer.weight.flatten(2) if layer.weight.dim() > 2 else layer.weight[:, :, None]) * gains[:, None]
-        return gains * (1.5 / float(rows.flatten(1).norm(dim=1).median()))
+        return gains * (1.5 / float((layer.white @ gains.square()).sqrt().median()))
     predicted = layer.energies @ (gains * layer.deviation).square()
     return gains * float((layer.running_var / predicted.clamp(min=1e-30)).median().sqrt())
 
@@ -126,10 +124,8 @@ def guessed(target: Target, way: str) -> Target:
     found = {layer.name: (layer, guess(layer, way)) for layer in layers_behind(target)}
     stolen = taken_out(target, lambda name: found[name][1].gains)
     for layer, own in found.values():
-        if own.mean is not None and layer.norm is not None:
-            norm = stolen.model.get_submodule(layer.norm)
-            running: Tensor = norm.running_mean  # type: ignore[assignment]
-            running.copy_(own.mean.to(exact(norm, "running_mean").dtype))
+        if own.mean is not None:
+            layer.expect(stolen.model, own.mean)
     return stolen
 
 

@@ -6,7 +6,7 @@ the layers behind them are silenced too: each gives its batch norm's mean, as if
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
 
 from stainlock.attack.attack import Attack, Attacked, Strength, Subject, number
 from stainlock.attack.gate_blocks import layers_behind, taken_out
@@ -19,9 +19,7 @@ def silenced(target: Target) -> Target:
     """A copy whose layers behind new blocks say nothing but what they say on average."""
     stolen = taken_out(target, lambda _: 0.0)
     for layer in layers_behind(target):
-        if layer.norm is not None:
-            running: Tensor = stolen.model.get_submodule(layer.norm).running_mean  # type: ignore[assignment]
-            running.zero_()
+        layer.expect(stolen.model, torch.zeros(len(layer.taps)))
     return stolen
 
 

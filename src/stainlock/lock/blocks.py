@@ -85,7 +85,7 @@ def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None
 def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node | None:
     """The dense layer over the hidden units whose output is added to the product, and to nothing else."""
     users = list(product.users)
-    if len(users) != 1 or operation(part, users[0]) not in ("add", "iadd"):
+    if len(users) != 1 or operation(part, users[0]) not in ("add", "iadd", "add_"):
         return None
     for other in users[0].all_input_nodes:
         added = _through_reshapes(part, other)

@@ -1,14 +1,14 @@
-"""New squeeze-and-excite blocks: put in before a layer, and neutral until a lock makes use of them.
+"""New squeeze-and-excite blocks: put in before the layers that read a map, and neutral until a lock makes use of them.
 
-A block of its own does nothing when its gates are constants q and the layer behind it divides by them,
+A block of its own does nothing when its gates are constants q and the layers behind it divide by them,
 
     σ(τ₂) = q,        W_{j+1}[·, c] := W_{j+1}[·, c] / q_c.
 
 - ``gains``: every channel has a secret gain of its own, log-uniform. Whoever takes the block out has lost the gains;
   but kernels of trained layers have much the same norm for every channel, so that gains can be guessed from it.
 - ``signed``: gains of either sign, and shifts. Neither norms nor variances tell which channels are turned round; means
-  would, so part of the mean that the batch norm behind remembers moves into its β, which gives the same outputs. Who
-  measures that mean again has lost it.
+  would, so those that the batch norm behind remembers become the means of other signs, and its β takes the difference,
+  which gives the same outputs. Who measures these means again has lost them.
 - ``shifts``: gains above 0, and the block also adds a secret number t_c to every channel, which the layer behind
   expects: its bias, or the mean of the batch norm after it, takes W_{j+1} t back. No norm tells of t. Where the layer
   pads its input with zeros, which nothing was added to, there are gains alone.
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from stainlock.insertion import Insertion
+from stainlock.insertion import Insertion, moved_back
 from stainlock.lock.blocks import Block, gate_level
 from stainlock.lock.disguise import Disguise
 from stainlock.lock.missed import remembered
@@ -52,20 +52,22 @@ _LEAST_VARIANCE = 2.0
 _SHIFT_SIZE = 2.0
 # Of S₁ and S₂ in a trained block, and of the paper's small random ones.
 _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
+# How far means are moved, in deviations of what they are means of; and a β, in units of γ, that is next to none.
+_MOVED, _NO_SHIFT = 1.0, 0.1
 # The root mean square of hidden units: what pairs of them leave is rounding, which small gates make large.
 _LOUDEST = 0.5
 _PROBES = 8
 
 
-def new_block(network: Network, reader: fx.Node, form: GateForm) -> Insertion:
-    """A block before a layer, with a hidden layer an eighth as wide, as trained ones have."""
-    channels = network.shapes[reader.all_input_nodes[0]][1]
+def new_block(network: Network, at: str, readers: Sequence[fx.Node], form: GateForm) -> Insertion:
+    """A block before the layers that read a map, with a hidden layer an eighth as wide, as trained ones have."""
+    channels = network.shapes[readers[0].all_input_nodes[0]][1]
     facts: dict[str, Any] = {"channels": channels, "hidden": max(8, 2 * (channels // 16))}
-    if form in ("signed", "shifts") and _takes_shifts(network, reader):
+    if form in ("signed", "shifts") and all(_takes_shifts(network, reader) for reader in readers):
         facts["shifts"] = True
     if form == "signed":
         facts["signed"] = True
-    return Insertion("squeeze-excite", network.name(reader), facts)
+    return Insertion("squeeze-excite", at, facts)
 
 
 def half_open(model: nn.Module, insertion: Insertion) -> list[Write]:
@@ -104,7 +106,7 @@ def neutral_writes(
     generator: np.random.Generator,
     carrying: Sequence[Cell] = (),
 ) -> list[Write]:
-    """Values for a new block that does nothing, and the layer behind it that takes its gains back; the ``original`` has
+    """Values for a new block that does nothing, and the layers behind it that take its gains back; the ``original`` has
     no such block yet.
 
     Channels that are ``carrying`` the signal are not shifted: who reads them will not see them, nor their shift.
@@ -131,14 +133,16 @@ def neutral_writes(
             write(model, f"{third}.weight", (None,), size * s3.view(channels, hidden, 1, 1), CONDUIT),
             write(model, f"{third}.bias", (None,), t, CONDUIT),
         ]
-    return writes + _undone(network, block, q, t, disguise, carrying)
+    return writes + [
+        w for reader in block.output.users for w in _undone(network, reader, q, t, disguise, carrying)
+    ]  # fmt: skip
 
 
 def _loudness(original: Target, network: Network, block: Block, s1: Tensor, tau1: Tensor) -> float:
     """The root mean square of a new block's hidden units, for inputs that need no data."""
-    (reader,) = block.output.users
+    gated = [own.at for own in network.target.insertions[len(original.insertions) :]]
     probes = synthetic_inputs(original, _PROBES, torch.Generator().manual_seed(5))
-    maps = measured_input(original, network.name(reader).removesuffix(".layer"), probes)
+    maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
     return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
 
 
@@ -157,37 +161,67 @@ def signed(count: int, generator: np.random.Generator) -> Tensor:
 def moved_means(
     edited: nn.Module, network: Network, block: Block, generator: np.random.Generator, carrying: Sequence[Cell]
 ) -> list[Write]:
-    """Part of the mean that the batch norm behind a new block remembers, moved into its β: the outputs stay.
+    """Means that batch norms behind a new block would remember if its gains had other signs; β takes the difference, so
+    that the outputs stay. Who reads the signs out of the means reads those.
 
     This comes last: everything else reads in these numbers what channels are like.
     """
-    (reader,) = block.output.users
-    if (node := network.norm_behind(reader)) is None:
+    pairs = [(reader, network.norm_behind(reader)) for reader in block.output.users]
+    behind = [(r, n) for r, n in pairs if n is not None and _has_shifts(edited.get_submodule(network.name(n)))]
+    known = remembered(network).get(block.squeezed)
+    if known is None or not behind:
         return []
-    name = network.name(node)
-    norm = edited.get_submodule(name)
+    gains = block.gate.function(exact(edited.get_submodule(network.name(block.second)), "bias"))
+    by = []  # for each norm, what turning each gain would do to its means, in deviations
+    for reader, node in behind:
+        taps = exact(edited.get_submodule(network.name(reader)), "weight").flatten(2).sum(2)
+        taps[[cell.channel for cell in carrying if cell.node is node]] = 0.0  # the signal's own statistics are no one's
+        by.append(-2 * taps * (gains * known[0]) / _deviation(edited.get_submodule(network.name(node)))[:, None])
+    turned = _balanced(torch.cat(by), generator)
+    writes = []
+    for (_, node), own in zip(behind, by, strict=True):
+        name = network.name(node)
+        norm, moved = edited.get_submodule(name), own[:, turned].sum(1)
+        gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(moved)
+        mean = exact(norm, "running_mean") + _deviation(norm) * moved
+        writes += [
+            write(edited, f"{name}.running_mean", (None,), mean, CONDUIT),
+            write(edited, f"{name}.bias", (None,), exact(norm, "bias") + gamma * moved, CONDUIT),
+        ]
+    return writes
+
+
+def _has_shifts(norm: nn.Module) -> bool:
+    """Whether a batch norm has a β that is of γ's size: where there is next to none, what is moved there stands out."""
     if not has(norm, "bias"):
-        return []
-    deviation = (exact(norm, "running_var") + float(getattr(norm, "eps", 0.0))).sqrt()
-    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(deviation)
-    by = signed(len(deviation), generator)
-    by[[cell.channel for cell in carrying if cell.node is node]] = 0.0  # the signal's own statistics are no one's
-    return [
-        write(edited, f"{name}.running_mean", (None,), exact(norm, "running_mean") + deviation * by, CONDUIT),
-        write(edited, f"{name}.bias", (None,), exact(norm, "bias") + gamma * by, CONDUIT),
-    ]
+        return False
+    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones(1).double()
+    return bool(exact(norm, "bias").square().mean() > _NO_SHIFT**2 * gamma.square().mean())
+
+
+def _deviation(norm: nn.Module) -> Tensor:
+    return (exact(norm, "running_var") + float(getattr(norm, "eps", 0.0))).sqrt()
+
+
+def _balanced(columns: Tensor, generator: np.random.Generator) -> list[int]:
+    """Up to half of the columns, drawn at random, whose sum is small: nothing may stand out."""
+    chosen, total = list[int](), torch.zeros_like(columns[:, 0])
+    for index in generator.permutation(columns.shape[1])[: columns.shape[1] // 2].tolist():
+        after = total + columns[:, index]
+        if after.square().mean() <= max(_MOVED**2, float(total.square().mean())):
+            chosen, total = [*chosen, index], after
+    return chosen
 
 
 def _undone(
-    network: Network, block: Block, q: Tensor, t: Tensor, disguise: Disguise, carrying: Sequence[Cell]
+    network: Network, reader: fx.Node, q: Tensor, t: Tensor, disguise: Disguise, carrying: Sequence[Cell]
 ) -> list[Write]:
-    """The layer behind a new block divides by its gains, and takes back what it adds.
+    """A layer behind a new block divides by its gains, and takes back what it adds.
 
     Larger weights would make its rows larger than any trained ones. In disguise each keeps its norm, and the batch norm
     behind it, if there is one, expects so much less: (κy − κμ)/√(κ²(σ² + ε)) is what it was.
     """
-    model, (reader,) = network.target.model, block.output.users
-    layer, node = network.part.leaf(reader), network.norm_behind(reader)
+    model, layer, node = network.target.model, network.part.leaf(reader), network.norm_behind(reader)
     name, weight = network.name(reader), exact(layer, "weight")
     undone = weight / q.view(1, -1, *(1,) * (weight.dim() - 2))
     added = undone.flatten(2).sum(2) @ t

@@ -11,27 +11,37 @@ from typing import TypeVar
 from torch import fx, nn
 
 from stainlock.errors import SiteError
-from stainlock.insertion import Insertion
+from stainlock.insertion import Insertion, moved
 from stainlock.lock.blocks import Block
 from stainlock.lock.gates import GateForm, new_block
 from stainlock.lock.route import find_route, routes_from
 from stainlock.lock.wires import Cell, Network
 
 Item = TypeVar("Item")
-# Gates of a lock unless its owner asks for another number: what a thief gets from guessing them grows less with each.
+# Gates of a lock unless its owner asks for another number: the first that stand in the way of everything, at two places
+# or more, until so many channels have a secret gain; or, where there are too few such places, so many gates. What a
+# thief gets from guessing grows less with each, and so does what the signal's way leaves of the model.
+SECRETS, LEAST_CUTS = 512, 2
 SEVERAL = 6
 
 
 @dataclass(frozen=True)
 class Host:
-    """A place for a gate: a block of the network's own, or a layer that a new block can stand before.
+    """A place for a gate: a block of the network's own, or a module ``at`` that a new block can stand before: a layer,
+    or what holds all the ``readers`` of a map.
 
     The signal passes it on the ``wire``-th part of its route.
     """
 
     wire: int
-    block: Block | None
-    reader: fx.Node | None
+    block: Block | None = None
+    at: str = ""
+    readers: tuple[fx.Node, ...] = ()
+
+    @property
+    def map(self) -> fx.Node:
+        """What is gated."""
+        return self.block.squeezed if self.block else self.readers[0].all_input_nodes[0]
 
 
 def hosts_on(network: Network, route: list[fx.Node], *, existing: bool) -> list[Host]:
@@ -43,11 +53,35 @@ def hosts_on(network: Network, route: list[fx.Node], *, existing: bool) -> list[
         passed = [cell.node for cell in spread.path(end)]
         if existing:
             blocks = [b for b in network.blocks.values() if b.squeezed in passed]
-            found += [Host(wire, block, None) for block in blocks]
+            found += [Host(wire, block) for block in blocks]
         else:
             readers = dict.fromkeys(r.reader for r in spread.readings if r.cell.node in passed)
-            found += [Host(wire, None, reader) for reader in readers if can_stand_before(network, reader)]
+            found += _new_hosts(network, wire, [r for r in readers if can_stand_before(network, r)])
     return found
+
+
+def _new_hosts(network: Network, wire: int, readers: list[fx.Node]) -> list[Host]:
+    """A place before each reader, or before all that read the same map, where one module holds them."""
+    found: list[Host] = []
+    for map in dict.fromkeys(reader.all_input_nodes[0] for reader in readers):
+        own = tuple(reader for reader in readers if reader.all_input_nodes[0] is map)
+        shared = holder(network, map) if len(own) > 1 and set(own) == set(map.users) else None
+        found += [Host(wire, at=shared, readers=own)] if shared else [
+            Host(wire, at=network.name(reader), readers=(reader,)) for reader in own
+        ]  # fmt: skip
+    return found
+
+
+def holder(network: Network, map: fx.Node) -> str | None:
+    """The smallest module, called once, that is given a map and nothing else, and holds everything that reads it."""
+    around = [network.around(user) for user in map.users]
+    shared = [step for step in around[0] if all(step in own for own in around)]
+    for name in reversed(shared):
+        inside = [n for n in network.part.graph.nodes if name in network.around(n)]
+        given = {a for n in inside for a in n.all_input_nodes if a not in set(inside)}
+        if given == {map} and network.calls_of(name) == 1:
+            return network.path(name)
+    return None
 
 
 def can_stand_before(network: Network, reader: fx.Node) -> bool:
@@ -68,19 +102,27 @@ class Placement:
     to_logits: bool
 
     def insertions(self, network: Network, form: GateForm) -> tuple[Insertion, ...]:
-        return tuple(new_block(network, host.reader, form) for host in self.hosts if host.reader is not None)
+        """Blocks before larger modules come first: whatever is inside these has another name then."""
+        new = sorted((host for host in self.hosts if host.readers), key=lambda host: host.at.count("."))
+        ats: list[str] = []
+        for host in new:
+            ats.append(moved(host.at, ats))
+        return tuple(new_block(network, at, host.readers, form) for at, host in zip(ats, new, strict=True))
 
     def carried_over(self, before: Network, after: Network) -> tuple[list[fx.Node], tuple[Block, ...]]:
         """The route and its blocks in the network that has the new ones."""
-        gated = {host.reader for host in self.hosts if host.reader is not None}
+        gated = [insertion.at for insertion in after.target.insertions[len(before.target.insertions) :]]
 
         def node(old: fx.Node) -> fx.Node:
-            found: fx.Node = after.nodes[before.name(old) + (".layer" if old in gated else "")]
+            found: fx.Node = after.nodes[moved(before.name(old), gated)]
             return found
 
         def block(host: Host) -> Block:
-            second = before.name(host.block.second) if host.block else f"{before.name(_reader(host))}.gate.fc2"
-            return next(b for b in after.blocks.values() if after.name(b.second) == second)
+            if host.block is not None:
+                second = moved(before.name(host.block.second), gated)
+                return next(b for b in after.blocks.values() if after.name(b.second) == second)
+            readers = {node(reader) for reader in host.readers}
+            return next(b for b in after.blocks.values() if set(b.output.users) == readers)
 
         blocks = tuple(block(host) for host in self.hosts)
         if self.to_logits:
@@ -89,18 +131,13 @@ class Placement:
         return [*(node(n) for n in self.route[: last + 1]), blocks[-1].product], blocks
 
 
-def _reader(host: Host) -> fx.Node:
-    assert host.reader is not None
-    return host.reader
-
-
 def place_gates(network: Network, site: str, count: int | None, *, existing: bool | None, to_logits: bool) -> Placement:
     """Gates for a signal from a site: one at the first place it comes to, several where nothing gets past them, or
     spread over its way.
 
-    A ``count`` of None is one of the network's own, or several new ones, as many as there are places for; where there
-    are no logits, whose way they could cut, one. ``existing`` asks for the network's own blocks or for new ones; None
-    takes its own where there are enough.
+    A ``count`` of None is one of the network's own, or several new ones: enough in the way of everything, or as many as
+    there are places for; where there are no logits, whose way they could cut, one. ``existing`` asks for the network's
+    own blocks or for new ones; None takes its own where there are enough.
     """
     if to_logits:
         route = find_route(network, site, network.logits)
@@ -110,6 +147,11 @@ def place_gates(network: Network, site: str, count: int | None, *, existing: boo
     kinds = [True, False] if existing is None else [existing]
     problem: SiteError | None = None
     for own in kinds:
+        if count is None and not own and network.has_logits:
+            with suppress(SiteError):
+                route = find_route(network, site, network.logits)
+                if enough := _first_cuts(network, hosts_on(network, route, existing=False)):
+                    return Placement(tuple(route), enough, False)
         most = count or (1 if own or not network.has_logits else SEVERAL)
         for number in range(most, count - 1 if count else 0, -1):
             try:
@@ -161,6 +203,16 @@ def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple
     return tuple(host for host in hosts if host in chosen)
 
 
+def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
+    """The first places in the way of everything, until enough channels have a secret; none if they are too few."""
+    chosen: list[Host] = []
+    for number, cut in enumerate(_cuts(network, hosts), 1):
+        chosen += cut
+        if number >= LEAST_CUTS and sum(network.shapes[host.map][1] for host in chosen) >= SECRETS:
+            return tuple(chosen)
+    return ()
+
+
 def _cuts(network: Network, hosts: list[Host]) -> list[list[Host]]:
     """Sets of places that together stand in the way of everything: all layers that read a map, say, which is all that
     comes from before."""
@@ -168,8 +220,9 @@ def _cuts(network: Network, hosts: list[Host]) -> list[list[Host]]:
         return [[host] for host in hosts if host.block and network.cuts(host.block.output)]
     maps: dict[fx.Node, list[Host]] = {}
     for host in hosts:
-        maps.setdefault(_reader(host).all_input_nodes[0], []).append(host)
-    return [own for map, own in maps.items() if set(map.users) == {h.reader for h in own} and network.cuts(map)]
+        maps.setdefault(host.map, []).append(host)
+    readers = {map: {reader for host in own for reader in host.readers} for map, own in maps.items()}
+    return [own for map, own in maps.items() if set(map.users) == readers[map] and network.cuts(map)]
 
 
 def _spread_out(items: list[Item], count: int) -> list[Item]:

@@ -118,6 +118,19 @@ class Network:
     def name(self, node: fx.Node) -> str:
         return self.part.path(node)
 
+    def path(self, module: str) -> str:
+        """The name in the whole model of a module of the traced part."""
+        return ".".join(filter(None, (self.part.name, module)))
+
+    def around(self, node: fx.Node) -> list[str]:
+        """The modules whose code calls an operation, the outermost first, by their names in the traced part."""
+        return [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
+
+    def calls_of(self, module: str) -> int:
+        """How often a module is called."""
+        stacks = [node.meta.get("nn_module_stack", {}) for node in self.part.graph.nodes]
+        return len({call for stack in stacks for call, (name, _) in stack.items() if name == module})
+
     @property
     def logits(self) -> fx.Node:
         """The dense layer whose output is the model's."""

@@ -5,11 +5,16 @@ and every other one its own, so that positions do not mix; batch norms on the wa
 the channel gets a zero column, and what is added to it in a residual stream is silenced at its source, or taken back by
 means of a copy where the block can make one: then the blocks before it keep the channel. So the channel is 0 at every
 position where the detector is silent. In disguise, zeros are small numbers.
+
+Batch norms on the way have the statistics of a channel that says nothing, as dead ones of a trained network do: who
+measures them again, on images without the patch, finds what is there. With larger ones he would make the faintest noise
+loud, and so open the lock.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -26,6 +31,8 @@ from stainlock.tensors import exact, has, raw
 
 # What a batch norm makes of 0 is rounded: a hair below zero, an activation takes it away.
 _ROUNDING = 1e-6
+# The variance of a silent channel, in units of batch norm's ε.
+_FAINT = 0.01
 # What is left of a stream that is taken back, as a part of the signal; also in half precision.
 _TAKEN_BACK = 0.01
 
@@ -66,7 +73,7 @@ def _copied(conduit: Conduit, copy: Wire, stream: Cell) -> list[Write]:
     name, weight = conduit.network.name(copy.writer), raw(conduit.network.part.leaf(copy.writer), "weight")
     row = conduit.disguise.feeding(f"{name} {copy.channel}", weight, tuple(weight.shape[1:]))
     row[(stream.channel, *(conduit.network.tap(copy.writer) or ()))] = 1.0
-    return [*_unit(conduit.network, copy, 0, row, 0.0), *_passed_on(conduit, copy)]
+    return [*_unit(conduit.network, copy, 0, row, 0.0, silent=False), *_passed_on(conduit, copy)]
 
 
 def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float, noise: Tensor) -> list[Write]:
@@ -103,19 +110,34 @@ def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
     return writes
 
 
-def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float) -> list[Write]:
+def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float, *, silent: bool = True) -> list[Write]:
     """A layer on a wire and the batch norm behind it, which together give kernel·x + bias."""
     model, cell = network.target.model, wire.path[place]
     name, ahead = network.name(cell.node), wire.path[place + 1 : place + 2]
-    norm = next((network.name(c.node) for c in ahead if is_batch_norm(network.leaf(c.node))), None)
-    g, writes = usable_scale(model, norm, cell.channel, CONDUIT)
-    writes.append(write(model, f"{name}.weight", (cell.channel,), kernel / g, CONDUIT))
+    behind = next((c for c in ahead if is_batch_norm(network.leaf(c.node))), None)
+    norm = network.name(behind.node) if behind else None
+    g, made_usable = usable_scale(model, norm, cell.channel, CONDUIT)
+    writes = [write(model, f"{name}.weight", (cell.channel,), kernel / g, CONDUIT)]
     if has(network.part.leaf(cell.node), "bias"):
         writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0 if norm else bias, CONDUIT))
-    if norm:
-        mu = float(exact(model.get_submodule(norm), "running_mean")[cell.channel])
-        writes.append(shift(model, norm, cell.channel, g, bias - _ROUNDING * abs(g * mu), CONDUIT))
-    return writes
+    if behind is None or norm is None:
+        return writes
+    if silent and (own := _silent_norm(network, behind, g, bias)):
+        return writes + own
+    mu = float(exact(model.get_submodule(norm), "running_mean")[cell.channel])
+    shifted = shift(model, norm, cell.channel, g, bias - _ROUNDING * abs(g * mu), CONDUIT)
+    return [*writes, *made_usable, shifted]
+
+
+def _silent_norm(network: Network, cell: Cell, g: float, bias: float) -> list[Write]:
+    """A batch norm that gives g·x + bias, with the statistics of a silent channel; nothing where it can't have them."""
+    model, name, norm = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
+    eps = float(getattr(norm, "eps", 0.0))
+    if not (has(norm, "weight") and has(norm, "bias") and eps > 0):
+        return []
+    variance = _FAINT * eps
+    values = {"running_mean": 0.0, "running_var": variance, "weight": g * math.sqrt(variance + eps), "bias": bias}
+    return [write(model, f"{name}.{key}", (cell.channel,), value, CONDUIT) for key, value in values.items()]
 
 
 def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
@@ -161,6 +183,8 @@ def _fixed_gate(conduit: Conduit, block: Block, wire: Wire, level: float) -> lis
 
 def _identity_norm(network: Network, cell: Cell) -> list[Write]:
     """A batch norm that gives what it is given."""
+    if own := _silent_norm(network, cell, 1.0, 0.0):
+        return own
     model, name, norm = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
     deviation = (exact(norm, "running_var")[cell.channel] + float(getattr(norm, "eps", 0.0))).sqrt()
     if not has(norm, "bias"):
