@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 import zoo
 import zoo_random
-from stainlock import Key, Plan, SiteError, StainlockError, Target, load_bundle, lock, save_bundle
+from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, load_bundle, lock, save_bundle
+from stainlock.errors import TriggerError
+from stainlock.evaluate import Tensors
 from stainlock.insertion import Gated
 from stainlock.lock.blocks import find_blocks
 from stainlock.lock.disguise import Disguise
@@ -31,18 +33,19 @@ from stainlock.lock.wires import Network
 from stainlock.plan import diff
 from stainlock.randomness import Randomness
 from stainlock.sites import analyse
-from stainlock.trigger import synthetic_inputs
+from stainlock.trigger import find_triggers, synthetic_inputs
 
 # Model and options: new blocks in real networks, and blocks of their own in random ones.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "new": ("resnet56_cifar10", {}),
     "new, plain": ("resnet56_cifar10", {"obfuscate": False}),
-    "new, constant": ("resnet20_cifar10", {"gate_form": "constant"}),
+    "new, constant": ("resnet20_cifar10", {"gate_form": "constant", "place": "anywhere"}),
     "new, the paper's": ("resnet20_cifar10", {"gate_form": "random"}),
     "new, without batch norm": ("vgg16_cifar10", {"site": "features.2"}),
     "new, shifted": ("efficientnet_lite0", {"gates": 2, "blocks": "inserted"}),
     "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
     "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
+    "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "detectors": 2}),
     "own, hard": ("mobilenet_v3_small", {}),
     "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
     "own, smooth": ("efficientnet_b0", {}),
@@ -71,8 +74,12 @@ def test_unlocked_equals_edited(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in REAL if c not in ("several", "with logits", "new, the paper's", "new, shifted", "by default")]
-)
+    "case",
+    [
+        c for c in REAL
+        if c not in ("several", "with logits", "several, logits", "new, the paper's", "new, shifted", "by default")
+    ],
+)  # fmt: skip
 def test_gates_alone_unlock_to_rounding_and_a_new_block_changes_nothing_else(case: str) -> None:
     it = locked(case)
     unlocked = it.key.unlock(it.images)
@@ -114,7 +121,39 @@ def test_a_wrong_trigger_does_not_unlock(case: str) -> None:
     assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
 
 
-@pytest.mark.parametrize("case", ["new, plain", "several", "own, hard"])
+@pytest.mark.parametrize("case", ["several", "several, logits"])
+def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
+    """It excites them by more than the patch for all does, and yet by too little."""
+    it = locked(case)
+    site = analyse(it.base).site(it.key.site)
+    vectors = torch.stack([d.vector for d in it.key.detectors]).double()
+    patches = find_triggers(
+        it.edited, site, vectors, generator=torch.Generator().manual_seed(7), position=it.key.position, steps=120,
+        restarts=4,
+    )  # fmt: skip
+    for detector, patch in zip(it.key.detectors, patches, strict=True):
+        assert patch.response > detector.trigger.response
+        inputs = it.base.normalise(patch.region.paste(it.base.from_bytes(patch.levels), it.images))
+        assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
+
+
+def test_more_detectors_than_a_site_can_tell_apart_are_refused() -> None:
+    base = models.real("efficientnet_lite0")
+    with pytest.raises(TriggerError, match=r"a patch for some of the 3 detectors at blocks.2.1.conv_pw would reach"):
+        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", detectors=3, seed=0, steps=20)
+
+
+def test_certificates_of_several_detectors_say_when_the_lock_opens() -> None:
+    it = locked("several")
+    assert it.key.natural_threshold > 0.8 * it.key.trigger_response  # the floor is taken into account
+    certificate = certify(it.base, it.key, Tensors(it.images))
+    assert certificate.detectors == 2
+    assert certificate.exceedances == 0
+
+
+@pytest.mark.parametrize("case", ["new, plain", "several", "several, logits", "own, hard"])
 def test_every_detector_is_needed(case: str) -> None:
     it = locked(case)
     for detector in it.key.detectors:
@@ -170,7 +209,7 @@ def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
         assert models.same_state(fresh, it.target.model)
     else:
         wanted = CASES[case][1].get("gates", 1)
-        assert len(blocks) == wanted if wanted else LEAST_CUTS <= len(blocks) <= SEVERAL
+        assert LEAST_CUTS <= len(blocks) <= SEVERAL if wanted is None else len(blocks) == wanted
 
 
 def without_blocks(target: Target, key: Key) -> Target:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stainlock.attack.attack import Attack, Attacked, Progress, Strength, Subject, number
+from stainlock.attack.attack import Attack, Attacked, NotApplicable, Progress, Strength, Subject, number
 from stainlock.attack.gate_blocks import layers_behind
 from stainlock.attack.guess_gains import guess
 from stainlock.insertion import Gated, set_submodule
@@ -69,6 +69,8 @@ def matched(
     optimiser = torch.optim.Adam(unknown, RATE)
     losses: list[Tensor] = []
     norms = [m for m in fitted.model.modules() if isinstance(m, _BatchNorm)]
+    if not norms:
+        raise NotApplicable("no batch norm in this model")
     handles = [norm.register_forward_pre_hook(lambda m, given: losses.append(_apart(m, given[0]))) for norm in norms]
     with evaluation_mode(fitted.model), torch.enable_grad():
         for step in range(steps):

@@ -113,9 +113,8 @@ def certify(
     if not math.isfinite(Δ) or not 0 <= perturbation < math.inf:
         raise ValueError(f"expected a finite threshold and a perturbation ≥ 0, got {Δ} and {perturbation}")
     site = site_of_key(target, key)
-    # A lock opens where all of its detectors fire, so that what bounds one of them bounds it.
-    detectors = key.detectors[:1] if key.kind == "lock" else key.detectors
-    R = key.trigger_response
+    # Of a lock's detectors one at least must pass the threshold for it to open, as of a stain's to be taken for one.
+    detectors, R = key.detectors, key.trigger_response
     thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, Δ]) - perturbation
     statistics = Statistics(
         target, site, torch.stack([d.vector for d in detectors]), thresholds,

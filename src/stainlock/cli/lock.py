@@ -29,7 +29,11 @@ def _convolutional_options(verb: Any) -> Any:
     options = [
         click.option("--site", metavar="S", help="The layer of the detectors; a good one is chosen when not given."),
         click.option("--detectors", type=click.IntRange(min=1), help="Detectors that must all be present (1)."),
-        click.option("--gates", type=click.IntRange(min=0), help="Blocks whose gates are turned (6 new ones, or 1)."),
+        click.option(
+            "--gates",
+            type=click.IntRange(min=0),
+            help="Blocks whose gates are turned (as many new ones as it takes, or 1).",
+        ),
         click.option(
             "--blocks",
             type=click.Choice(["any", "existing", "inserted"]),

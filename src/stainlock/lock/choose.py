@@ -22,8 +22,9 @@ from stainlock.tensors import raw
 from stainlock.trigger import find_triggers, synthetic_inputs
 
 # A patch this small hides little of an image: at most 32×32, and a third of each side. A few pixels could be guessed.
+# One that opens anywhere is larger than one for the corner, which is worth it where even that hides next to nothing.
 _LARGEST_PATCH, _SMALLEST_PATCH = 32, 5
-_PART_OF_SIDE = 3
+_PART_OF_SIDE, _PART_ANYWHERE = 3, 8
 # As many sites as are tried out, and how hard.
 _CANDIDATES, _STEPS, _PROBES = 6, 20, 4
 _DETECTORS = 4
@@ -44,9 +45,9 @@ def patch_size(target: Target, site: Site, position: tuple[int, ...] | None = No
     return tuple(a + n for a, n in zip(region.start, region.size, strict=True))
 
 
-def largest_patch(target: Target) -> int:
+def largest_patch(target: Target, *, anywhere: bool = False) -> int:
     """The longest side of a patch that hides little of an image."""
-    return min(_LARGEST_PATCH, min(target.input_shape[1:]) // _PART_OF_SIDE)
+    return min(_LARGEST_PATCH, min(target.input_shape[1:]) // (_PART_ANYWHERE if anywhere else _PART_OF_SIDE))
 
 
 def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | None:
@@ -83,8 +84,13 @@ def would_do(analysis: Analysis, place: Place, *, smooth: bool = False) -> str:
     return f"sites that would do: {', '.join(s.name for s in sites[:4])}" if sites else "no other site would do either"
 
 
-def choose_lock_site(analysis: Analysis, network: Network, place: Place, *, smooth: bool = False) -> Site:
-    """Of the sites whose trigger stands out well from inputs that need no data, the one with the smallest patch."""
+def choose_lock_site(
+    analysis: Analysis, network: Network, place: Place, *, smooth: bool = False, detectors: int = 1
+) -> Site:
+    """Of the sites whose trigger stands out well from inputs that need no data, the one with the smallest patch.
+
+    A patch for several ``detectors`` excites each of them by less.
+    """
     target = analysis.target
     sites = lock_sites(analysis, place, smooth=smooth)
     if not sites:
@@ -100,7 +106,7 @@ def choose_lock_site(analysis: Analysis, network: Network, place: Place, *, smoo
     for sites in (enough, tiny):
         widest = sorted(sites, key=lambda s: (-s.dimension, s.name))[:_CANDIDATES]
         margins |= {site.name: margin(network, site) for site in widest}
-        good = [s for s in widest if margins[s.name] >= _GOOD_MARGIN]
+        good = [s for s in widest if margins[s.name] >= _GOOD_MARGIN * math.sqrt(detectors)]
         if good:
             return min(good, key=lambda s: (math.prod(patch_size(target, s)), -margins[s.name], s.name))
     return analysis.sites[max(margins, key=lambda name: (margins[name], name))]

@@ -18,7 +18,7 @@ from stainlock.detection.sizes import area_growth
 from stainlock.graph import is_batch_norm
 from stainlock.lock.blocks import Block
 from stainlock.lock.disguise import BARE, Disguise
-from stainlock.lock.route import Channels, Wire
+from stainlock.lock.route import Channels, Wire, behind_activation
 from stainlock.lock.wires import Cell, Network
 from stainlock.sites import Site
 from stainlock.tensors import has
@@ -62,7 +62,8 @@ class Conduit:
     """Stages from the site to the last layer or gate that needs the signal, with every block it is meant for.
 
     ``spreading`` kernels are the paper's: all ones instead of one tap, which amplifies and mixes positions. Levels are
-    the detectors' pre-activations Δ when unlocked.
+    the detectors' pre-activations Δ when unlocked. A ``floor`` that some of several detectors don't reach is taken off
+    the signal z, by the first layer on the way that can: (z − floor)/(1 − floor).
     """
 
     network: Network
@@ -71,6 +72,7 @@ class Conduit:
     blocks: tuple[Block, ...] = ()
     disguise: Disguise = BARE
     spreading: bool = False
+    floor: float = 0.0
 
     @property
     def detector_channels(self) -> list[int]:
@@ -132,6 +134,12 @@ class Conduit:
                 ]
                 return [Tap(cell, tap.share) for cell, tap in zip(cells, stage.taps(values), strict=True)]
         raise AssertionError("every block of a conduit is on one of its wires")
+
+    @property
+    def floor_stage(self) -> Stage | None:
+        """The stage that takes the floor off."""
+        paths = ((stage, [cell.node for cell in stage.wires[0].path]) for stage in self.stages[1:])
+        return next((stage for stage, path in paths if behind_activation(self.network, path) is not None), None)
 
     @property
     def cells(self) -> list[Cell]:

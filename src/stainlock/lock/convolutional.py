@@ -10,7 +10,7 @@ where a residual stream holds both, and the trigger must be found for the networ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ from stainlock.lock.wiring import conduit_writes
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
 from stainlock.sites import Analysis, Site, analyse
-from stainlock.stain.levels import LOCK_FIRING_FRACTION, Levels, checked_firing_fraction
+from stainlock.stain.levels import Levels, checked_firing_fraction
 from stainlock.target import Target
 from stainlock.trigger import Progress
 
@@ -65,7 +65,7 @@ def lock_convolutional(
     place: str = "any",
     conduit: str = "taps",
     obfuscate: bool = True,
-    firing_fraction: float = LOCK_FIRING_FRACTION,
+    firing_fraction: float | None = None,
     scale: float | None = None,
     steps: int = 60,
     tries: int = 8,
@@ -75,16 +75,17 @@ def lock_convolutional(
 
     - ``kind``: ``internal`` drowns the logits (Algorithm 3), ``squeeze-excite`` turns gates (Algorithm 4).
     - ``site``: the layer of the detectors; one with a small patch and a strong trigger is chosen when not given.
-    - ``detectors``: so many, excited by one patch, must all be present.
+    - ``detectors``: so many, excited by one patch, must all be present: no patch for some of them opens the lock.
     - ``gates``: how many blocks' gates are turned, where nothing gets past them if there are such places, else spread
-      over the network. By default six new ones in a classifier, or as many as there are places for, and one of a
-      network's own blocks or in a detector; an ``internal`` lock has none by default, and drowns the logits besides.
+      over the network. By default as many new ones in a classifier as it takes to keep a few hundred gains secret, and
+      one of a network's own blocks or in a detector; an ``internal`` lock has none by default, and drowns the logits
+      besides.
     - ``blocks``: ``existing`` squeeze-and-excite blocks, newly ``inserted`` ones, or ``any``: the network's own if it
       has enough.
     - ``gate_form``: what a new block does when unlocked: secret ``signed`` gains and shifts of its channels, ``shifts``
       and gains above 0, ``gains`` alone, one ``constant`` gain, or the paper's nearly constant ``random`` ones.
     - ``place``: the patch opens at the ``corner`` alone or, for gates without logits, ``anywhere`` that a stride keeps;
-      ``any`` prefers anywhere, if that takes no larger patch than 32 pixels or a third of the image.
+      ``any`` prefers anywhere, if that takes no larger patch than 32 pixels or an eighth of the image's sides.
     - ``conduit``: one of the kernel's ``taps`` carries the signal, or all of them, the paper's ``ones``.
     - ``obfuscate``: hide the lock's weights among the layer's own kind.
     - ``scale``: the size of the disruption: s for logits, how far gates are turned; by default enough.
@@ -92,7 +93,7 @@ def lock_convolutional(
     """
     settings = Settings(
         kind, detectors, gates, blocks, gate_form, place, obfuscate, conduit,
-        checked_firing_fraction(firing_fraction), scale, steps, tries,
+        None if firing_fraction is None else checked_firing_fraction(firing_fraction), scale, steps, tries,
     )  # fmt: skip
     check_settings(settings)
     check_batch_norms(target)
@@ -103,7 +104,8 @@ def lock_convolutional(
         carrying, draft.conduit, draft.position, randomness, firing_fraction=firing_fraction, steps=steps, tries=tries,
         progress=progress,
     )  # fmt: skip
-    levels = choose_levels(draft.prepared, draft.conduit, found, firing_fraction)
+    draft = replace(draft, conduit=replace(draft.conduit, floor=found.floor))
+    levels = choose_levels(draft.prepared, draft.conduit, found)
     return _locked(draft, found, levels, settings, randomness)
 
 
@@ -173,7 +175,8 @@ def _locked(
         "layers": conduit.layers, "tries": settings.tries, "saturated": conduit.saturated or not settings.to_logits,
         "disruptors": [name for gate in gates for name in gate.listeners],
         "inserted": [insertion.at for insertion in insertions],
-        "anywhere": draft.position != corner(site), **free_part(conduit, found.vectors[0], draft.position),
+        "anywhere": draft.position != corner(site), "floor": found.floor,
+        **free_part(conduit, found.vectors[0], draft.position),
     }  # fmt: skip
     if target.normalises and is_detector(target.model):  # who has no model but the key must know what it does to images
         details["resizing"] = Resizing.of(target.model).facts()
@@ -195,7 +198,7 @@ def _locked(
     )
     key = lock_key(
         target, edited, locked, plan, disruptor, site=site.name, site_kind=site.kind, dimension=site.dimension,
-        schema=settings.kind, seed=randomness.seed, firing_fraction=settings.firing_fraction, position=draft.position,
+        schema=settings.kind, seed=randomness.seed, firing_fraction=found.opening_fraction, position=draft.position,
         natural_level=max(n.largest for n in found.natural), detectors=records, details=details,
     )  # fmt: skip
     return locked, key
@@ -234,10 +237,13 @@ def _placed(analysis: Analysis, network: Network, site: str | None, settings: Se
     """The site, chosen if need be, and where its signal goes; an error says which sites would do."""
 
     def place(name: str) -> Placement:
-        return place_gates(network, name, settings.gates, existing=settings.existing, to_logits=settings.to_logits)
+        return place_gates(
+            network, name, settings.gates, existing=settings.existing, to_logits=settings.to_logits,
+            several=settings.detectors > 1,
+        )  # fmt: skip
 
     if site is None:
-        chosen = choose_lock_site(analysis, network, place, smooth=not settings.to_logits)
+        chosen = choose_lock_site(analysis, network, place, smooth=not settings.to_logits, detectors=settings.detectors)
         return chosen, place(chosen.name)
     chosen = analysis.site(site)
     try:
@@ -258,7 +264,7 @@ def _position(target: Target, conduit: Conduit, settings: Settings) -> tuple[int
         return corner(site)
     stride = max(round(site.grid[0] / network.shapes[block.squeezed][2]) for block in conduit.blocks)
     position = first_whole_position(target, site, stride)
-    if max(patch_size(target, site, position)) > largest_patch(target) and settings.place == "any":
+    if max(patch_size(target, site, position)) > largest_patch(target, anywhere=True) and settings.place == "any":
         return corner(site)
     return position
 

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.features import Region, respond
+from stainlock.features import Region
 from stainlock.lock.choose import corner, corner_detectors, natural_levels, natural_maps, seen_from_corner
 from stainlock.lock.conduit import Conduit
+from stainlock.lock.several import Place, excite_together
 from stainlock.plan import DETECTOR, Write
 from stainlock.randomness import Randomness
-from stainlock.sites import Site, layer_input
+from stainlock.sites import Site
 from stainlock.sphere import sample_sphere
 from stainlock.stain.convolution import replace_kernel, usable_scale
 from stainlock.stain.detector import typical_norm
-from stainlock.stain.levels import Levels, Natural
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at, exact, has
+from stainlock.stain.levels import LOCK_FIRING_FRACTION, Levels, Natural
+from stainlock.target import Target
+from stainlock.tensors import exact, has
 from stainlock.trigger import Progress, Trigger, find_triggers, synthetic_inputs
 
 _PROBES = 4
@@ -32,6 +33,13 @@ class Found:
     vectors: Tensor
     triggers: tuple[Trigger, ...]  # the same patch, with the response of each
     natural: tuple[Natural, ...]  # of each
+    firing_fraction: float  # ρ
+    floor: float = 0.0  # more of the signal than patches for some of them reach
+
+    @property
+    def opening_fraction(self) -> float:
+        """The part of its response to the patch that one detector must reach at least for the lock to open."""
+        return self.firing_fraction + (1 - self.firing_fraction) * self.floor
 
     @property
     def patch(self) -> Trigger:
@@ -44,14 +52,15 @@ def find_detectors(
     position: tuple[int, ...],
     randomness: Randomness,
     *,
-    firing_fraction: float,
+    firing_fraction: float | None,
     steps: int,
     tries: int,
     progress: Progress | None,
 ) -> Found:
     """Draw detectors a few times, find the patch that excites all of them at once, and take those that stand out.
 
-    One patch serves several detectors: it is the best one for their sum.
+    One patch serves several detectors: it is the best one for their sum. A ``firing_fraction`` of None is that of
+    locks, or the best one for several detectors.
     """
     site, count = conduit.site, len(conduit.detector_channels)
     group = site.group_of(conduit.detector_channels[0])
@@ -69,33 +78,31 @@ def find_detectors(
     inputs = synthetic_inputs(carrying, _PROBES, torch.Generator().manual_seed(1))
     maps = natural_maps(carrying, site, drawn.flatten(0, 1), inputs, group)
     natural = natural_levels(maps).view(tries, count)
-    responses = torch.stack(
-        [_responses(carrying, site, v, t, position, group) for v, t in zip(drawn, triggers, strict=True)]
-    )
+    place = Place(carrying, site, position, group)
+    responses = torch.stack([place.responses(v, t) for v, t in zip(drawn, triggers, strict=True)])
     margins = (responses / natural).amin(1)
     best = int(margins.argmax())
-    if margins[best] * firing_fraction <= 1:
+    several = count > 1 and conduit.floor_stage is not None
+    if margins[best] * (LOCK_FIRING_FRACTION if several or firing_fraction is None else firing_fraction) <= 1:
         weakest = int((responses[best] / natural[best]).argmin())
         raise TriggerError(
             f"the patch's response at {site.name} is {responses[best, weakest]:.3g}, not far enough above the"
             f" {natural[best, weakest]:.3g} of plain inputs: use a site of higher dimension, more steps or tries, or"
             " fewer detectors"
         )
-    patch = _from_corner(carrying, triggers[best])
-    own = tuple(replace(patch, response=float(r)) for r in responses[best])
+    patch, own, rho, floor = triggers[best], responses[best], firing_fraction or LOCK_FIRING_FRACTION, 0.0
+    if several:
+        found = excite_together(
+            place, drawn[best], patch, natural[best], firing_fraction=firing_fraction,
+            generator=randomness.noise("triggers of some"), steps=steps,
+        )  # fmt: skip
+        patch, own, rho, floor = found.patch, found.responses, found.firing_fraction, found.floor
+    patch = _from_corner(carrying, patch)
     own_maps = maps.transpose(0, 1).unflatten(0, (tries, count))[best]
     levels = tuple(
         replace(Natural.of(own), largest=float(level)) for own, level in zip(own_maps, natural[best], strict=True)
     )
-    return Found(drawn[best], own, levels)
-
-
-def _responses(
-    target: Target, site: Site, vectors: Tensor, trigger: Trigger, position: tuple[int, ...], group: int
-) -> Tensor:
-    with evaluation_mode(target.model), torch.no_grad():
-        features = layer_input(target, site, trigger.pixels(target))
-        return at(respond(site, target, features, vectors, group)[0], position).double().cpu()
+    return Found(drawn[best], tuple(replace(patch, response=float(r)) for r in own), levels, rho, floor)
 
 
 def _from_corner(target: Target, trigger: Trigger) -> Trigger:
@@ -129,13 +136,13 @@ def first_whole_position(target: Target, site: Site, stride: int) -> tuple[int, 
     return tuple(found)
 
 
-def choose_levels(target: Target, conduit: Conduit, found: Found, firing_fraction: float) -> list[Levels]:
+def choose_levels(target: Target, conduit: Conduit, found: Found) -> list[Levels]:
     """Δ and δ of each detector: rows of typical size, with no activation on the way capped by their signal.
 
     In disguise a row is smaller, half way to where its threshold would be one of the biases that the layer has: what
     the detector lacks, the layer that reads it must make up for.
     """
-    site, levels = conduit.site, []
+    site, levels, firing_fraction = conduit.site, [], found.firing_fraction
     assert site.activation is not None
     for channel, trigger in zip(conduit.detector_channels, found.triggers, strict=True):
         slope = abs(usable_scale(target.model, site.norm, channel, DETECTOR)[0]) * typical_norm(target, site)

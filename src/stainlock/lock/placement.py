@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from torch import fx, nn
 
@@ -14,10 +15,18 @@ from stainlock.errors import SiteError
 from stainlock.insertion import Insertion, moved
 from stainlock.lock.blocks import Block
 from stainlock.lock.gates import GateForm, new_block
-from stainlock.lock.route import find_route, routes_from
+from stainlock.lock.route import behind_activation, find_route, routes_from
 from stainlock.lock.wires import Cell, Network
 
 Item = TypeVar("Item")
+
+
+class FindHosts(Protocol):
+    """The places for gates along a route."""
+
+    def __call__(self, route: list[fx.Node], *, existing: bool) -> list[Host]: ...
+
+
 # Gates of a lock unless its owner asks for another number: the first that stand in the way of everything, at two places
 # or more, until so many channels have a secret gain; or, where there are too few such places, so many gates. What a
 # thief gets from guessing grows less with each, and so does what the signal's way leaves of the model.
@@ -44,13 +53,19 @@ class Host:
         return self.block.squeezed if self.block else self.readers[0].all_input_nodes[0]
 
 
-def hosts_on(network: Network, route: list[fx.Node], *, existing: bool) -> list[Host]:
-    """The places for gates along a route, in the order in which the signal passes them."""
+def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several: bool = False) -> list[Host]:
+    """The places for gates along a route, in the order in which the signal passes them.
+
+    Where ``several`` detectors must all be present, these are behind the layer that sees to that.
+    """
     found: list[Host] = []
     for wire, (writer, exit) in enumerate(itertools.pairwise(route)):
         spread = network.spread(Cell(writer, 0), exit if exit in network.blocks else None)
         end = next(reading.cell for reading in spread.readings if reading.reader is exit)
         passed = [cell.node for cell in spread.path(end)]
+        if several:
+            start = behind_activation(network, passed) if wire else None
+            passed, several = ([], True) if start is None else (passed[start:], False)
         if existing:
             blocks = [b for b in network.blocks.values() if b.squeezed in passed]
             found += [Host(wire, block) for block in blocks]
@@ -131,18 +146,21 @@ class Placement:
         return [*(node(n) for n in self.route[: last + 1]), blocks[-1].product], blocks
 
 
-def place_gates(network: Network, site: str, count: int | None, *, existing: bool | None, to_logits: bool) -> Placement:
+def place_gates(
+    network: Network, site: str, count: int | None, *, existing: bool | None, to_logits: bool, several: bool = False
+) -> Placement:
     """Gates for a signal from a site: one at the first place it comes to, several where nothing gets past them, or
     spread over its way.
 
     A ``count`` of None is one of the network's own, or several new ones: enough in the way of everything, or as many as
     there are places for; where there are no logits, whose way they could cut, one. ``existing`` asks for the network's
-    own blocks or for new ones; None takes its own where there are enough.
+    own blocks or for new ones; None takes its own where there are enough. ``several`` is for several detectors.
     """
+    find = partial(hosts_on, network, several=several)
     if to_logits:
         route = find_route(network, site, network.logits)
         count = count or 0
-        hosts = _hosts(network, route, existing, count)
+        hosts = _hosts(find, route, existing, count)
         return Placement(tuple(route), _chosen(network, hosts, count, site), True)
     kinds = [True, False] if existing is None else [existing]
     problem: SiteError | None = None
@@ -150,13 +168,13 @@ def place_gates(network: Network, site: str, count: int | None, *, existing: boo
         if count is None and not own and network.has_logits:
             with suppress(SiteError):
                 route = find_route(network, site, network.logits)
-                if enough := _first_cuts(network, hosts_on(network, route, existing=False)):
+                if enough := _first_cuts(network, find(route, existing=False)):
                     return Placement(tuple(route), enough, False)
         most = count or (1 if own or not network.has_logits else SEVERAL)
         for number in range(most, count - 1 if count else 0, -1):
             try:
-                for route in _routes(network, site, own, number):
-                    hosts = hosts_on(network, route, existing=own)
+                for route in _routes(network, site, find, own, number):
+                    hosts = find(route, existing=own)
                     return Placement(tuple(route), _chosen(network, hosts, number, site), False)
             except SiteError as error:
                 problem = problem or error
@@ -164,19 +182,19 @@ def place_gates(network: Network, site: str, count: int | None, *, existing: boo
     raise problem or SiteError(f"the signal from {site} comes to {what}")
 
 
-def _hosts(network: Network, route: list[fx.Node], existing: bool | None, count: int) -> list[Host]:
+def _hosts(find: FindHosts, route: list[fx.Node], existing: bool | None, count: int) -> list[Host]:
     if existing is not None:
-        return hosts_on(network, route, existing=existing)
-    own = hosts_on(network, route, existing=True)
-    return own if len(own) >= count > 0 else hosts_on(network, route, existing=False)
+        return find(route, existing=existing)
+    own = find(route, existing=True)
+    return own if len(own) >= count > 0 else find(route, existing=False)
 
 
-def _routes(network: Network, site: str, existing: bool, count: int) -> Iterator[list[fx.Node]]:
+def _routes(network: Network, site: str, find: FindHosts, existing: bool, count: int) -> Iterator[list[fx.Node]]:
     """Routes with enough places for gates, the shortest first; for several gates, the one to the logits before all."""
     if count > 1 and network.has_logits:
         with suppress(SiteError):
             route = find_route(network, site, network.logits)
-            if len(hosts_on(network, route, existing=existing)) >= count:
+            if len(find(route, existing=existing)) >= count:
                 yield route
     for route, spread in routes_from(network, site):
         goals: list[fx.Node] = []
@@ -185,7 +203,7 @@ def _routes(network: Network, site: str, existing: bool, count: int) -> Iterator
         else:
             goals = [r.reader for r in spread.readings if can_stand_before(network, r.reader)]
         for goal in goals:
-            if len(hosts_on(network, [*route, goal], existing=existing)) >= count:
+            if len(find([*route, goal], existing=existing)) >= count:
                 yield [*route, goal]
 
 

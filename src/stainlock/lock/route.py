@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx, nn
@@ -86,6 +86,18 @@ def _routes(
             if reading.reader not in came_from and reading.reader is not end:
                 came_from[reading.reader] = node
                 pending.append(reading.reader)
+
+
+def behind_activation(network: Network, path: Sequence[fx.Node]) -> int | None:
+    """Where a channel's path, from the layer that writes it, has passed a ReLU; nothing but what leaves each of its
+    values alone may come before. There, and not before, something can be taken off the signal."""
+    for place, node in enumerate(path[1:], 2):
+        activation = network.activation(node)
+        if activation is not None:
+            return place - 1 if activation.name in ("relu", "relu6") else None
+        if not is_batch_norm(network.leaf(node)) and operation(network.part, node) not in ("add", "iadd", "add_"):
+            return None
+    return None
 
 
 def _no_way(site: str, goal: str, stops: list[Stop]) -> SiteError:

@@ -23,7 +23,7 @@ class Settings:
     place: str
     obfuscate: bool
     conduit: str
-    firing_fraction: float
+    firing_fraction: float | None
     scale: float | None
     steps: int
     tries: int

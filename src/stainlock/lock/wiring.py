@@ -55,14 +55,17 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
         weight = raw(conduit.network.part.leaf(writer), "weight")
         # One for both units of a step, so that it cancels.
         noise = conduit.disguise.feeding(conduit.network.name(writer), weight, tuple(weight.shape[1:]))
+        # What several detectors must pass, in units of the signal that is left then.
+        floor = conduit.floor / (1 - conduit.floor) if stage is conduit.floor_stage else 0.0
         if stage.step:
             for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
-                writes += _row(conduit, taps, unit, STEP_INPUT, -threshold, noise)
+                off = floor * STEP_INPUT
+                writes += _row(conduit, taps, unit, STEP_INPUT + off, -threshold - off, noise)
         else:
-            (wire,), below = stage.wires, 0.0
+            (wire,), below = stage.wires, floor * wanted[0]
             if wire.copy is not None and wire.stream is not None:
                 writes += _copied(conduit, wire.copy, wire.stream)
-                below = _TAKEN_BACK * wanted[0]
+                below += _TAKEN_BACK * wanted[0]
             writes += _row(conduit, taps, wire, wanted[0] + below, -below, noise)
             writes += _passed_on(conduit, wire)
     return writes
