@@ -2,11 +2,13 @@
 
 The row of a silent channel is what it looks for, and what the owner optimised his patch for: whoever suspects the right
 one finds the same patch. Those with the highest threshold, beside their layer's others, are tried first, at the corner
-and where no padding is seen; what makes the model's answers most informative (`guessed_patch`) is kept.
+and where no padding is seen; what makes the model's answers most informative (`guessed_patch`) is kept. A lock with two
+detectors needs both: so pairs of a layer's channels are tried too, with a patch that excites them alike.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +23,10 @@ from stainlock.harm import affine_of
 from stainlock.sites import Analysis, Site, analyse, layer_input
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has
-from stainlock.trigger import find_triggers, synthetic_inputs
+from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
 
 PROBES, JUDGES = 16, 8
+PAIR_STEPS = 120
 LARGEST = 40  # sides of patches that a thief would look for
 
 
@@ -34,6 +37,9 @@ class Suspect:
     site: Site
     channel: int
     score: float
+
+
+PatchesOf = Callable[[Target, list[Suspect], torch.Generator], list[Change]]
 
 
 def suspects(analysis: Analysis, pixels: Tensor) -> list[Suspect]:
@@ -69,7 +75,7 @@ def _thresholds(target: Target, site: Site) -> Tensor:
     return torch.where(slope > 0, -(affine.g * bias + affine.h) / slope.clamp(min=1e-30), torch.inf)
 
 
-def _exciting(inputs: Callable[[Subject], Tensor]) -> Callable[[Subject, Strength], Attacked]:
+def _exciting(inputs: Callable[[Subject], Tensor], patches_of: PatchesOf) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         target, pixels = subject.target, inputs(subject)[:PROBES]
         if len(target.input_shape) != 3:
@@ -79,7 +85,9 @@ def _exciting(inputs: Callable[[Subject], Tensor]) -> Callable[[Subject, Strengt
             raise NotApplicable("no layer that sees no more than a patch has silent channels")
         tried, judges, change = ranked[: int(number(strength))], pixels[:JUDGES], None
         best = before = judged(target, judges)
-        patches = _patches(target, tried, subject.randomness.noise("silent channels"))
+        patches = patches_of(target, tried, subject.randomness.noise("silent channels"))
+        if not patches:
+            raise NotApplicable("no two silent channels are in one layer that sees no more than a patch")
         for done, own in enumerate(patches, 1):
             if (value := judged(target, judges, own)) > best:
                 best, change = value, own
@@ -98,16 +106,45 @@ def _rank(subject: Subject, ranked: list[Suspect]) -> dict[str, float]:
     return {"rank": places[0]} if places else {}
 
 
-def _patches(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
-    changes = []
+def _rows_by_site(target: Target, tried: list[Suspect]) -> list[tuple[Site, Tensor]]:
+    """The suspects' rows as unit vectors, a layer at a time."""
+    found = []
     for name in dict.fromkeys(s.site.name for s in tried):
         own = [s for s in tried if s.site.name == name]
-        site, rows = own[0].site, own[0].site.rows(target.model)
-        vectors = torch.stack([rows[s.channel] / rows[s.channel].norm() for s in own]).detach()
+        rows = own[0].site.rows(target.model)
+        found.append((own[0].site, torch.stack([rows[s.channel] / rows[s.channel].norm() for s in own]).detach()))
+    return found
+
+
+def one_by_one(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
+    """A patch for each of the suspects."""
+    changes = []
+    for site, vectors in _rows_by_site(target, tried):
         for position in dict.fromkeys([(0, 0), _inside(target, site)]):
-            for found in find_triggers(target, site, vectors, generator=generator, position=position):
-                changes.append(pasting(target.from_bytes(found.levels), found.region))
+            changes += _pasted(target, find_triggers(target, site, vectors, generator=generator, position=position))
     return changes
+
+
+def two_by_two(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
+    """A patch for each pair of a layer's suspects, which excites both as parts of what each could be excited by."""
+    changes = []
+    for site, vectors in _rows_by_site(target, tried):
+        pairs = list(itertools.combinations(range(len(vectors)), 2))
+        if not pairs:
+            continue
+        for position in dict.fromkeys([(0, 0), _inside(target, site)]):
+            alone = find_triggers(target, site, vectors, generator=generator, position=position)
+            sizes = torch.tensor([max(found.response, 1e-12) for found in alone]).to(vectors)[:, None]
+            both = torch.stack([(vectors / sizes)[list(pair)].sum(0) for pair in pairs])
+            both = torch.nn.functional.normalize(both, dim=1)
+            changes += _pasted(
+                target, find_triggers(target, site, both, generator=generator, position=position, steps=PAIR_STEPS)
+            )
+    return changes
+
+
+def _pasted(target: Target, triggers: list[Trigger]) -> list[Change]:
+    return [pasting(target.from_bytes(found.levels), found.region) for found in triggers]
 
 
 def _inside(target: Target, site: Site) -> tuple[int, ...]:
@@ -124,8 +161,11 @@ def _synthetic(subject: Subject) -> Tensor:
 
 
 ATTACKS = (
-    Attack("excite-silent-channels", "thief", ("lock",), "nothing", (32,), _exciting(_synthetic),
+    Attack("excite-silent-channels", "thief", ("lock",), "nothing", (32,), _exciting(_synthetic, one_by_one),
            "patches for channels silent on synthetic inputs, tried; strength is how many channels"),
-    Attack("excite-silent-channels-on-images", "thief", ("lock",), "images", (32,), _exciting(Subject.need_images),
+    Attack("excite-silent-channels-on-images", "thief", ("lock",), "images", (32,),
+           _exciting(Subject.need_images, one_by_one),
            "patches for channels silent on the thief's images, tried; strength is how many channels"),
+    Attack("excite-silent-pairs", "thief", ("lock",), "nothing", (8,), _exciting(_synthetic, two_by_two),
+           "patches for pairs of channels silent on synthetic inputs, tried; strength is how many channels"),
 )  # fmt: skip
