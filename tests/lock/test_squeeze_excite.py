@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
     "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
     "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "detectors": 2}),
+    "new, shared": ("resnet18", {"gates": 2}),
     "own, hard": ("mobilenet_v3_small", {}),
     "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
     "own, smooth": ("efficientnet_b0", {}),
@@ -327,7 +328,7 @@ def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> No
     assert torch.allclose(here, run(target, key.unlock(images)), atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["new", "own, hard", "with logits"])
+@pytest.mark.parametrize("case", ["new", "new, shared", "own, hard", "with logits"])
 def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
     """torch.export and ONNX Runtime, to 1e-4 of the largest output, locked and unlocked."""
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -187,9 +187,9 @@ def _locked(locking: Locking) -> Section:
             paragraph(
                 f"A second copy of the original was locked in {locking.seconds:.1f} seconds. A detector in"
                 f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner;"
-                f" {len(locking.key.details['disruptors'])} blocks of gates, spread over the network, stand wrong until"
-                " its signal comes. Unlocked, the logits differ by"
-                f" {locking.difference:.0e} of their size from those of the model without the disruption."
+                f" the gates of {len(locking.key.details['inserted'])} new blocks stand wrong until its signal comes."
+                f" Unlocked, the logits differ by {locking.difference:.0e} of their size from those of the model"
+                " without the disruption."
             ),
             table(
                 ("on the photographs", "top-1"), [(text(n), f"{v:.0%}") for n, v in locking.top1.items()], numeric=(1,)
