@@ -30,7 +30,7 @@ from stainlock.target import evaluation_mode
 
 INTERNAL = {"kind": "internal"}
 ONE_GATE = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "gains", "gates": 1}
-SIX_GATES = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "signed"}  # as many as `lock` recommends
+DEFAULT_GATES = {"kind": "squeeze-excite", "blocks": "inserted", "gate_form": "signed"}  # as many as `lock` recommends
 # None is the site that `lock` recommends.
 CASES: dict[str, list[dict[str, Any]]] = {
     "resnet50": [
@@ -39,16 +39,18 @@ CASES: dict[str, list[dict[str, Any]]] = {
             for kind in (INTERNAL, ONE_GATE)
             for site in (None, "layer1.1.conv2", "layer2.0.conv1")
         ),
-        {**SIX_GATES, "site": None},
+        {**DEFAULT_GATES, "site": None},
     ],
-    "efficientnet_lite0": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, SIX_GATES)],
-    "resnet56_cifar10": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, SIX_GATES)],
-    "vgg16_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": "features.2"}, {**SIX_GATES, "site": None}],
+    "efficientnet_lite0": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, DEFAULT_GATES)],
+    "resnet56_cifar10": [{**kind, "site": None} for kind in (INTERNAL, ONE_GATE, DEFAULT_GATES)],
+    "vgg16_cifar10": [{**INTERNAL, "site": None}, {**ONE_GATE, "site": "features.2"}, {**DEFAULT_GATES, "site": None}],
 }
 SETTINGS = ("original", "original_patch", "edited", "edited_patch", "locked", "unlocked")
 BATCH = 4
 MOST_LATENCY = {"internal": 1.02, "squeeze-excite": 1.05}
 LARGEST_PATCH = 32
+# What a batch holds whose time is taken: 16 images of 224 × 224 pixels, or more of small ones.
+TIMED_PIXELS, MOST_TIMED = 16 * 224 * 224, 128
 
 
 @dataclass
@@ -135,7 +137,7 @@ def measure(
     row.delta_bytes.append(len(diff(target, locked).to_bytes()))
     row.standing_out.append(standing_out(target, locked, key))
     if seed == 0:
-        row.latency = latency(target, locked, pixels[:16])
+        row.latency = latency(target, locked, pixels[: min(MOST_TIMED, TIMED_PIXELS // pixels[0, 0].numel())])
 
 
 def run(targets: list[Target], pixels: Tensor) -> list[Tensor]:
@@ -171,7 +173,12 @@ def standing_out(base: Target, locked: Target, key: Key) -> float:
 
 
 def latency(before: Target, after: Target, pixels: Tensor) -> float:
-    """Processor time of the locked model over the original's: the median of pairs, each first in every second one."""
+    """Processor time of the locked model over the original's: the median of pairs, each first in every second one.
+
+    On one thread: what threads do while they wait for one another would count.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
 
     def seconds(target: Target) -> float:
         start = time.process_time()
@@ -183,6 +190,7 @@ def latency(before: Target, after: Target, pixels: Tensor) -> float:
     for pair in range(21):
         own = {name: seconds(target) for name, target in (("b", before), ("a", after))[:: 1 if pair % 2 else -1]}
         ratios.append(own["a"] / own["b"])
+    torch.set_num_threads(threads)
     return statistics.median(ratios)
 
 

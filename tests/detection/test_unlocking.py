@@ -38,7 +38,8 @@ def locked_detector(name: str) -> tuple[Target, Target, Key]:
         target = models.real(name)
     else:
         target = random_detector(name, **({} if name.startswith("ssd300") else SMALL))
-    return target, *lock(target, kind="squeeze-excite", seed=1)
+    # Anywhere, as by default in images of a detector's own size.
+    return target, *lock(target, kind="squeeze-excite", place="anywhere", seed=1)
 
 
 def images(*sizes: tuple[int, int]) -> list[Tensor]:

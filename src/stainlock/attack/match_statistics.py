@@ -20,30 +20,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stainlock.attack.attack import Attack, Attacked, NotApplicable, Progress, Strength, Subject, number
 from stainlock.attack.gate_blocks import layers_behind
 from stainlock.attack.guess_gains import guess
-from stainlock.insertion import Gated, set_submodule
+from stainlock.insertion import Gated
 from stainlock.target import Target, evaluation_mode
 
 BATCH, RATE = 32, 0.03
 _NEAR_ZERO = 0.3
 
 
-class Scaled(nn.Module):
-    """A gain and a shift for every channel, before a layer: ``factors`` times the gains if these are signed, else e to
-    the ``factors``."""
+class Scaling(nn.Module):
+    """A gain and a shift for every channel, in a block's place: ``factors`` times the gains if these are signed, else e
+    to the ``factors``."""
 
-    def __init__(self, gains: Tensor, factors: Tensor, sizes: Tensor, layer: nn.Module, *, signed: bool) -> None:
+    def __init__(self, gains: Tensor, factors: Tensor, sizes: Tensor, *, signed: bool) -> None:
         super().__init__()
         self.factors, self.shifts = nn.Parameter(factors.float()), nn.Parameter(torch.zeros(len(gains)))
         self.register_buffer("gains", gains.float())
         self.register_buffer("sizes", sizes.float())
-        self.layer, self.signed = layer, signed
+        self.signed = signed
 
     def forward(self, x: Tensor) -> Tensor:
         gains: Any = self.gains
         sizes: Any = self.sizes
         gains = gains * (self.factors if self.signed else self.factors.exp())
-        ahead: Tensor = self.layer(x * gains[:, None, None] + (self.shifts * sizes)[:, None, None])
-        return ahead
+        scaled: Tensor = x * gains[:, None, None] + (self.shifts * sizes)[:, None, None]
+        return scaled
 
 
 def matched(
@@ -62,9 +62,9 @@ def matched(
         start = torch.zeros(len(gains))
         if layer.signed:
             start = _NEAR_ZERO * torch.randn(len(gains), generator=generator)
-        shifted[name] = Scaled(gains, start, spread, gated.layer, signed=layer.signed)
+        shifted[name] = Scaling(gains, start, spread, signed=layer.signed)
         shifted[name].shifts.requires_grad_(hasattr(gated.gate, "fc3"))  # the block's own kind tells
-        set_submodule(fitted.model, name, shifted[name])
+        gated.gate = shifted[name]
     unknown = [p for block in shifted.values() for p in (block.factors, block.shifts) if p.requires_grad]
     optimiser = torch.optim.Adam(unknown, RATE)
     losses: list[Tensor] = []
