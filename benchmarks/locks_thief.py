@@ -32,6 +32,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("efficientnet_lite0", {**GATES, "gate_form": "shifts"}),
     ("efficientnet_lite0", {**GATES, "obfuscate": False}),
     ("efficientnet_lite0", GATES),
+    ("efficientnet_lite0", {**GATES, "detectors": 2}),
     ("resnet50", {"kind": "internal"}),
     ("resnet50", {**GATES, "gate_form": "gains"}),
     ("resnet50", GATES),
@@ -40,7 +41,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 ATTACKS = (
     "zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates", "guess-gains", "scan-weights",
-    "force-signal", "excite-silent-channels", "search-patch",
+    "force-signal", "excite-silent-channels", "excite-silent-pairs", "search-patch",
     "reestimate-batch-norm", "match-statistics", "excite-silent-channels-on-images",
 )  # fmt: skip
 IMAGES = 100  # of the owner's, and as many of the thief's
