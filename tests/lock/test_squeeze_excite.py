@@ -27,8 +27,9 @@ from stainlock.insertion import Gated
 from stainlock.lock.blocks import find_blocks
 from stainlock.lock.disguise import Disguise
 from stainlock.lock.gates import moved_means, neutral_writes, new_block
+from stainlock.lock.hosts import holder
 from stainlock.lock.locking import fitting_kind
-from stainlock.lock.placement import LEAST_CUTS, SECRETS, SEVERAL, holder
+from stainlock.lock.placement import LEAST_CUTS, SECRETS, SEVERAL
 from stainlock.lock.wires import Network
 from stainlock.plan import diff
 from stainlock.randomness import Randomness
