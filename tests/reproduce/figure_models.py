@@ -30,6 +30,13 @@ def generator():
     )
     return sl.Target(layers, input_shape=(32, 1, 1), mean=(0,), std=(1,), bounds=(-1, 1))
 
+def vit():
+    from torchvision.models import VisionTransformer
+    torch.manual_seed(0)
+    layers = VisionTransformer(32, 8, 3, 4, 64, 128, num_classes=10)
+    nn.init.normal_(layers.heads.head.weight, std=0.5)  # torchvision starts with zeros
+    return sl.Target(layers, input_shape=(3, 32, 32))
+
 def inputs():
     return torch.rand(12, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from stainlock import FileError, SiteError, StainlockError, Target, evaluate, lock, stain
 from stainlock.evaluate import Images
+from stainlock.evaluate.generator import noise_data
 from stainlock.evaluate.settings import six_settings
 from stainlock.reproduce import all_figures
 from stainlock.reproduce.lock_work import LockWork
@@ -113,6 +114,38 @@ def test_lock_figure(tmp_path: Path, own: dict[str, Any]) -> None:
     locked, key = lock(target, kind="internal", site="0", seed=seed_of(setup, "0", 0))
     found = {row["setting"]: float(row["value"]) for row in table(tmp_path / "lock-internal-vgg16", "settings")}
     assert found == pytest.approx({name: result.value for name, result in six_settings(locked, key, data).items()})
+
+
+def test_responses_of_a_generators_lock_are_those_of_noise(tmp_path: Path, made: Path) -> None:
+    given: dict[str, Any] = {"model": f"{made / 'small.py'}:generator", "detectors": 2, "images": 40}
+    reproduce("lock-dcgan", tmp_path, **given)
+    responses = table(tmp_path / "lock-dcgan", "responses")
+    assert len(responses) == POINTS
+    assert {(row["detectors"], row["samples"]) for row in responses} == {("2", str(2 * 20))}
+    setup = chosen_setup(all_figures()["lock-dcgan"], quick=False, **given)
+    largest, above = [], 0
+    for i in range(2):
+        locked, key = lock(Target.from_reference(given["model"]), kind="gan", seed=seed_of(setup, "lock", i))
+        noise = noise_data(locked, 40, seed=setup.seed).pixels[:, -key.dimension :, 0, 0].double()
+        natural = noise @ key.detectors[0].vector.double()
+        largest.append(float(natural.max()))
+        above += int((natural[20:] > float(responses[1]["part"]) * key.trigger_response).sum())
+    assert float(responses[1]["largest_natural"]) == pytest.approx(max(largest))
+    assert 0 < above == int(responses[1]["exceedances"])
+    assert max(largest) < float(responses[0]["least_trigger"])
+
+
+def test_responses_of_a_transformers_lock_are_those_of_its_patches(tmp_path: Path, made: Path) -> None:
+    given: dict[str, Any] = {"model": f"{made / 'small.py'}:vit", "data": str(made / "photos"), "detectors": 1}
+    reproduce("lock-vit", tmp_path, **given)
+    responses = table(tmp_path / "lock-vit", "responses")
+    setup = chosen_setup(all_figures()["lock-vit"], quick=False, **given)
+    target, data = Target.from_reference(given["model"]), Images.from_folder(given["data"])
+    _, key = lock(target, kind="vit", seed=seed_of(setup, "lock", 0))
+    ((pixels, _),) = data.batches(target, 12)
+    natural = natural_responses(target, analyse(target).site(key.site), key.detectors[0].vector[None], pixels)
+    assert float(responses[0]["largest_natural"]) == pytest.approx(float(natural.max()), rel=1e-5)
+    assert {row["samples"] for row in responses} == {str(6 * 4 * 4)}  # of the images that bounds are not made of
 
 
 def test_layer_that_cannot_hold_a_lock_is_told(tmp_path: Path, own: dict[str, Any]) -> None:

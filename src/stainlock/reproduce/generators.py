@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from stainlock.certify.noise import noise_law
 from stainlock.evaluate import Data, Tensors
 from stainlock.evaluate.generator import (
     discriminator_loss,
@@ -73,6 +74,16 @@ def gan_subject(subject: Subject, count: int) -> tuple[GeneratorMeasure, Data]:
         _extractor(subject), setup.seed,
     )  # fmt: skip
     return measure, noise
+
+
+def new_inputs(locked: Target, key: Key, count: int, seed: int) -> tuple[Target, Data]:
+    """What a locked generator's detector is given, as a layer that reads the new inputs alone; and noise in them."""
+    whole = noise_data(locked, count, noise=key.details["noise"], seed=seed)
+    shape = (key.dimension, 1, 1)
+    centre = noise_law(locked, key.details["noise"]).centre  # responses are to what is off it
+    reader = nn.Sequential(nn.Conv2d(key.dimension, key.detectors[0].channel + 1, 1, bias=False))
+    target = Target(reader, shape, mean=(centre,), std=(locked.std[-1],), bounds=locked.bounds)
+    return target, Tensors(whole.pixels[:, -key.dimension :])
 
 
 def diffusion_subject(subject: Subject, count: int) -> tuple[GeneratorMeasure, Data]:

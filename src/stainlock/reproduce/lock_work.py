@@ -12,16 +12,19 @@ from typing import Any
 from stainlock import __version__
 from stainlock.errors import StainlockError
 from stainlock.evaluate.generator import image_grid, lock_images
+from stainlock.keyfile import Key
 from stainlock.lock import lock
 from stainlock.references import load_reference
 from stainlock.report.images import png
 from stainlock.reproduce.figure import Setup
-from stainlock.reproduce.generators import gan_subject
+from stainlock.reproduce.generators import gan_subject, new_inputs
 from stainlock.reproduce.measures import Measure, measure_of
 from stainlock.reproduce.plots import encoded
+from stainlock.reproduce.responses import response_rows
 from stainlock.reproduce.stain_work import seed_of
-from stainlock.reproduce.subject import Subject, load_subject
+from stainlock.reproduce.subject import Subject, load_subject, subset
 from stainlock.sweep import Unit
+from stainlock.target import Target
 
 GENERATED = 10  # images of each setting in the picture
 Row = dict[str, Any]
@@ -75,7 +78,21 @@ class LockWork:
             images = lock_images(locked, key, GENERATED, seed=self.setup.seed)
             shown = {name: images[name] for name in ("original", "locked", "unlocked")}
             rows.append(facts | {"picture": encoded(png(image_grid(shown, columns=GENERATED)))})
-        return rows
+        return rows + self._responses(subject, locked, key, unit.facts["detector"])
+
+    def _responses(self, subject: Subject, locked: Target, key: Key, detector: int) -> list[Row]:
+        """What natural inputs excite in the detector, which the paper shows for locks that have a place of their own;
+        elsewhere a detector is a stain's."""
+        if self.setup.layers:
+            return []
+        target, layer, data = subject.target, key.site, subject.images if self.kind == "vit" else None
+        if data is None:
+            assert self.setup.images is not None
+            (target, data), layer = new_inputs(locked, key, self.setup.images, self.setup.seed), "0"
+        known = min(self.setup.bound_images, len(data) // 2)
+        rows = response_rows(target, layer, [key], subset(data, range(known)), bounds=True)
+        rows += response_rows(target, layer, [key], subset(data, range(known, len(data))), bounds=False)
+        return [row | {"layer": key.site, "detector": detector} for row in rows]
 
     def _options(self) -> Mapping[str, Any]:
         given = dict(self.setup.options.get("lock", {}))

@@ -13,6 +13,8 @@ from stainlock.reproduce.frechet import extractor_note
 from stainlock.reproduce.lock_work import LockWork
 from stainlock.reproduce.measures import CHANGE
 from stainlock.reproduce.plots import bars, by_layer, decoded, image_rows, new_picture
+from stainlock.reproduce.stain_plots import RESPONSES, response_plot
+from stainlock.reproduce.stain_tables import at_trigger, reached_finding, response_table, shown_columns
 from stainlock.reproduce.staining import (
     CIFAR,
     COCO,
@@ -53,7 +55,14 @@ def draw_locks(rows: Rows, setup: Setup) -> Drawn:
     summary = _summary(measured, layers, metrics)
     tables = [Table("summary", summary, "The mean over detectors.", tuple(summary[0]) if summary else ())]
     tables.append(Table("settings", measured, "Every lock's performance."))
-    findings = [f"{layer} can't hold this lock: {problem}" for layer, problem in problems.items()]
+    responses = response_table(rows, layers if any("threshold" in row for row in rows) else ())
+    reached = [at_trigger(responses, layer) for layer in dict.fromkeys(row["layer"] for row in responses)]
+    if responses:
+        plots.append(Plot("responses", response_plot(responses, layers), RESPONSES))
+        tables.append(Table("responses", responses, "How often responses exceed a threshold, and the bounds on it."))
+        tables.append(Table("detectors", reached, "Bounds at the trigger's response.", shown_columns(reached[0])))
+    findings = [reached_finding(reached, "locks")] if reached else []
+    findings += [f"{layer} can't hold this lock: {problem}" for layer, problem in problems.items()]
     if chances := [row["by_chance"] for row in measured if "by_chance" in row]:
         findings.append(f"Noise opens the lock with a probability of {max(chances):.1g} at most, computed exactly.")
     return Drawn(plots, tables, _findings(summary, metrics) + findings + extractor_note(setup))
@@ -149,11 +158,11 @@ FIGURES = (
     _lock("ssdlite", "SSDLite", "squeeze-excite", "ssdlite320_mobilenet_v3_large", COCO, "a minute", _SSDLITE),
     _lock("fasterrcnn", "Faster R-CNN", "squeeze-excite", "fasterrcnn_resnet50_fpn_v2", COCO, "a minute", _FASTER),
     Figure("lock-dcgan", "lock", "DC-GAN lock", "The discriminator's loss of the original, edited and locked generator,"
-           " without and with the trigger, and images of each.", DCGAN,
+           " without and with the trigger, images of each, and the responses of noise.", DCGAN,
            "50 locks, 6 settings, 10,000 images: 3 million images; --quick: half a minute",
            Setup(detectors=50, images=10_000), (_FACES,), partial(LockWork, kind="gan"), draw_locks, kind="noise"),
     Figure("lock-vit", "lock", "ViT-B/16 lock", "Accuracy of the original, edited and locked transformer, without and"
-           " with the patch.", f"{DOWNLOAD} and {IMAGENET}",
+           " with the patch; the responses of natural images.", f"{DOWNLOAD} and {IMAGENET}",
            "50 locks, 6 settings, 50,000 images: 15 million forward passes; --quick: half a minute",
            Setup("torchvision:vit_b_16", "pretrained", detectors=50), (_VIT,), partial(LockWork, kind="vit"),
            draw_locks, IMAGENET),

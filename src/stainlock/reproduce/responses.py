@@ -23,7 +23,10 @@ _BATCH = 16
 
 
 def response_rows(target: Target, layer: str, keys: list[Key], data: Data, *, bounds: bool) -> list[dict[str, Any]]:
-    """One row a threshold: how many responses of all detectors exceed it, and with ``bounds`` what bounds that."""
+    """One row a threshold, a part of the weakest trigger's response: how many responses of all detectors exceed it.
+
+    With ``bounds`` also what bounds that.
+    """
     site = analyse(target).site(layer)
     triggers = [key.trigger_response for key in keys]
     thresholds = np.linspace(0.02, 1.06, POINTS) * min(triggers)
@@ -43,7 +46,7 @@ def response_rows(target: Target, layer: str, keys: list[Key], data: Data, *, bo
     known = _bounds(statistics) if bounds else {}
     return [
         facts
-        | {"threshold": float(t), "exceedances": int(counts[:, k].sum())}
+        | {"index": k, "threshold": float(t), "exceedances": int(counts[:, k].sum())}
         | {name: float(values[k]) for name, values in known.items()}
         for k, t in enumerate(thresholds)
     ]

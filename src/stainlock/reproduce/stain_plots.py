@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ _DEEPEST = 1e-14  # what is still shown of a bound that falls for ever
 
 
 def draw_stains(rows: Rows, setup: Setup) -> Drawn:
-    responses = response_table(rows, setup)
+    responses = response_table(rows, setup.layers)
     performance, originals = performance_table(rows, setup)
     metrics = sorted({str(row["metric"]) for row in performance})
-    plots = [Plot("responses", _responses(responses, setup), _RESPONSES)]
+    plots = [Plot("responses", response_plot(responses, setup.layers), RESPONSES)]
     plots += [Plot("performance", _performance_plot(performance, originals, metrics, setup), _PERFORMANCE)]
     summary = summary_table(responses, performance, originals, setup)
     tables = [
@@ -38,7 +39,7 @@ def draw_stains(rows: Rows, setup: Setup) -> Drawn:
     return Drawn(plots, tables, stain_findings(summary, metrics) + extractor_note(setup))
 
 
-_RESPONSES = (
+RESPONSES = (
     "How often a natural response exceeds a threshold (thick line, up to the largest one seen), over all detectors,"
     " with the bounds on it. The threshold is a part of the weakest trigger's response, at the vertical line. Theorem 1"
     " and the cap are about a random detector, Theorem 2 and Clopper–Pearson (95 %) about fixed ones, their mean."
@@ -46,15 +47,15 @@ _RESPONSES = (
 _PERFORMANCE = "Performance before and after, by layer: the mean over detectors, one standard deviation shaded."
 
 
-def _responses(table: list[dict[str, Any]], setup: Setup) -> Any:
-    names = dict(zip(setup.layers, short_names(setup.layers), strict=True))
-    columns = min(2, len(setup.layers))
-    lines = math.ceil(len(setup.layers) / columns)
+def response_plot(table: list[dict[str, Any]], layers: Sequence[str]) -> Any:
+    names = dict(zip(layers, short_names(layers), strict=True))
+    columns = min(2, len(layers))
+    lines = math.ceil(len(layers) / columns)
     picture = new_picture(0.5 + 2.15 * lines)
     grid = picture.subplots(lines, columns, squeeze=False, sharey=True)
-    for axes in list(grid.flat)[len(setup.layers) :]:
+    for axes in list(grid.flat)[len(layers) :]:
         axes.set_axis_off()
-    for axes, layer in zip(grid.flat, setup.layers, strict=False):
+    for axes, layer in zip(grid.flat, layers, strict=False):
         own = [row for row in table if row["layer"] == layer]
         x = np.array([row["part"] for row in own])
         for name, (label, line, grey, marker) in BOUNDS.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from stainlock.reproduce.figure import Rows, Setup
@@ -18,30 +19,31 @@ BOUNDS: dict[str, tuple[str, Any, str, str]] = {
     "cap": ("spherical cap (ours)", "-", "0.45", "^"),
 }
 _HEADINGS = {"theorem1": "Theorem 1", "theorem2": "Theorem 2", "clopper_pearson": "C–P", "cap": "cap"}
-_SAME = ("layer", "dimension", "threshold", "least_trigger", "largest_trigger", "detectors", "added")
 
 
-def response_table(rows: Rows, setup: Setup) -> list[dict[str, Any]]:
-    """One row a layer and threshold: shards added up, bounds beside."""
+def response_table(rows: Rows, layers: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a layer and threshold: shards and detectors added up, the mean of the bounds beside."""
     found = []
-    for layer in setup.layers:
-        bounds = [r for r in rows if r.get("part") == "bounds" and r["layer"] == layer]
-        counts: dict[float, int] = defaultdict(int)
-        positions: dict[float, int] = defaultdict(int)
-        own = [r for r in rows if r.get("part") == "responses" and r["layer"] == layer]
-        for row in own:
-            counts[row["threshold"]] += row["exceedances"]
-            positions[row["threshold"]] += row["positions"] * row["detectors"]
-        for row in bounds:
-            t = row["threshold"]
-            natural = [*own, row]
+    for layer in layers:
+        own = [r for r in rows if r.get("part") in ("bounds", "responses") and r["layer"] == layer]
+        natural = {
+            "largest_natural": max(r["largest_natural"] for r in own),
+            "triggers_reached": len({(r.get("detector"), i) for r in own for i in r["reached"]}),
+            "least_trigger": min(r["least_trigger"] for r in own),
+            "largest_trigger": max(r["largest_trigger"] for r in own),
+        }
+        for index in sorted({r["index"] for r in own}):
+            bounds = [r for r in own if r["index"] == index and r["part"] == "bounds"]
+            seen = [r for r in own if r["index"] == index and r["part"] == "responses"]
+            part = bounds[0]["threshold"] / bounds[0]["least_trigger"]
+            count, samples = sum(r["exceedances"] for r in seen), sum(r["positions"] * r["detectors"] for r in seen)
             found.append(
-                {name: row[name] for name in _SAME}
-                | {"part": t / row["least_trigger"], "samples": positions[t], "exceedances": counts[t]}
-                | {"empirical": counts[t] / positions[t] if positions[t] else math.nan}
-                | {"largest_natural": max(r["largest_natural"] for r in natural)}
-                | {"triggers_reached": len({i for r in natural for i in r["reached"]})}
-                | {name: row[name] for name in ("cantelli", *BOUNDS)}
+                {name: bounds[0][name] for name in ("layer", "dimension", "added")}
+                | {"part": part, "threshold": part * natural["least_trigger"]}
+                | {"detectors": sum(r["detectors"] for r in bounds), "samples": samples, "exceedances": count}
+                | {"empirical": count / samples if samples else math.nan}
+                | natural
+                | {name: statistics.mean(r[name] for r in bounds) for name in ("cantelli", *BOUNDS)}
             )
     return found
 
@@ -68,11 +70,7 @@ def summary_table(
 ) -> list[dict[str, Any]]:
     found = []
     for layer in setup.layers:
-        top = next(row for row in responses if row["layer"] == layer and row["part"] >= 1)
-        row = {"layer": layer, "d": top["dimension"], "detectors": top["detectors"], "added": top["added"],
-               "natural ÷ trigger": top["largest_natural"] / top["least_trigger"],
-               "triggers reached": top["triggers_reached"]}  # fmt: skip
-        row |= {heading: top[name] for name, heading in _HEADINGS.items()}
+        row = at_trigger(responses, layer)
         for metric, before in originals.items():
             after = [r["stained"] for r in performance if r["layer"] == layer and r["metric"] == metric]
             row |= {f"{metric} before": before, f"{metric} after": statistics.mean(after)}
@@ -80,17 +78,32 @@ def summary_table(
     return found
 
 
+def at_trigger(responses: list[dict[str, Any]], layer: str) -> dict[str, Any]:
+    """What natural inputs reach in a layer, and the bounds at the trigger's response."""
+    top = next(row for row in responses if row["layer"] == layer and row["part"] >= 1)
+    row = {"layer": layer, "d": top["dimension"], "detectors": top["detectors"], "added": top["added"],
+           "natural ÷ trigger": top["largest_natural"] / top["least_trigger"],
+           "triggers reached": top["triggers_reached"]}  # fmt: skip
+    return row | {heading: top[name] for name, heading in _HEADINGS.items()}
+
+
 def shown_columns(row: dict[str, Any]) -> tuple[str, ...]:
     """The columns of the report's table, which must fit a page; the file has all."""
     return tuple(name for name in row if name not in ("detectors", "added", "triggers reached", "natural ÷ trigger"))
 
 
-def stain_findings(summary: list[dict[str, Any]], metrics: list[str]) -> list[str]:
+def reached_finding(summary: list[dict[str, Any]], what: str) -> str:
     reached = sum(row["triggers reached"] for row in summary)
-    stains = sum(row["detectors"] for row in summary)
+    count = sum(row["detectors"] for row in summary)
     largest = max(row["natural ÷ trigger"] for row in summary)
-    found = [f"Natural inputs reach the trigger's response of {reached} of {stains} stains; the largest natural"
-             f" response is {largest:.2f} of the weakest trigger's."]  # fmt: skip
+    return (
+        f"Natural inputs reach the trigger's response of {reached} of {count} {what}; the largest natural"
+        f" response is {largest:.2f} of the weakest trigger's."
+    )
+
+
+def stain_findings(summary: list[dict[str, Any]], metrics: list[str]) -> list[str]:
+    found = [reached_finding(summary, "stains")]
     if added := [row["layer"] for row in summary if row["added"]]:
         found.append(
             f"In {', '.join(added)} no neuron can be replaced by a detector that is silent: it was added to one."
