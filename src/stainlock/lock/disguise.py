@@ -21,7 +21,7 @@ from stainlock.randomness import Randomness
 _LEAK = 0.02
 # Pooling adds the noise of thousands of positions to a signal at one of them.
 _FEED_BEFORE_STEP = 1e-4
-_FEED = 1e-7
+_FEED = 3e-8
 
 
 @dataclass(frozen=True)
