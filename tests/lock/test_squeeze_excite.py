@@ -423,10 +423,14 @@ def test_several_gates_stand_where_nothing_gets_past_them() -> None:
 
 def test_gates_are_no_more_than_it_takes() -> None:
     """The first places that cut the network, until enough channels have a secret: a short way is missed least."""
-    base = zoo_random.settled("resnet50", 64, 10)
-    _, key = lock(base, kind="squeeze-excite", seed=0, steps=10, tries=2)
-    assert key.details["inserted"] == ["layer2.0", "layer3.0"]
-    assert 256 < SECRETS <= 256 + 512
+    for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
+                        "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
+        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, tries=2)
+        assert key.details["inserted"] == list(gates)
+        assert len(gates) >= LEAST_CUTS
+        assert sum(gates.values()) >= SECRETS
+        *fewer, _ = gates.values()
+        assert len(fewer) < LEAST_CUTS or sum(fewer) < SECRETS
 
 
 @pytest.mark.parametrize("form", ["signed", "gains"])

@@ -31,7 +31,7 @@ class FindHosts(Protocol):
 # Gates of a lock unless its owner asks for another number: the first that stand in the way of everything, at two places
 # or more, until so many channels have a secret gain; or, where there are too few such places, so many gates. What a
 # thief gets from guessing grows less with each, and so does what the signal's way leaves of the model.
-SECRETS, LEAST_CUTS = 512, 2
+SECRETS, LEAST_CUTS = 256, 2
 SEVERAL = 6
 
 
