@@ -16,7 +16,7 @@ from stainlock.insertion import Insertion, moved
 from stainlock.lock.blocks import Block
 from stainlock.lock.gates import GateForm, new_block
 from stainlock.lock.hosts import Host, can_stand_before, hosts_on
-from stainlock.lock.route import copied_stream, find_route, routes_from
+from stainlock.lock.route import find_route, routes_from
 from stainlock.lock.wires import Network
 
 Item = TypeVar("Item")
@@ -88,7 +88,7 @@ def place_gates(
         route = find_route(network, site, network.logits)
         count = count or 0
         hosts = _hosts(find, route, existing, count)
-        return Placement(tuple(route), _chosen(network, route, hosts, count, site), True)
+        return Placement(tuple(route), _chosen(network, hosts, count, site), True)
     kinds = [True, False] if existing is None else [existing]
     problem: SiteError | None = None
     for own in kinds:
@@ -102,7 +102,7 @@ def place_gates(
             try:
                 for route in _routes(network, site, find, own, number):
                     hosts = find(route, existing=own)
-                    return Placement(tuple(route), _chosen(network, route, hosts, number, site), False)
+                    return Placement(tuple(route), _chosen(network, hosts, number, site), False)
             except SiteError as error:
                 problem = problem or error
     what = {True: "no squeeze-and-excite block of its own", False: "no convolution to put gates before"}[kinds[-1]]
@@ -134,27 +134,18 @@ def _routes(network: Network, site: str, find: FindHosts, existing: bool, count:
                 yield [*route, goal]
 
 
-def _chosen(network: Network, route: list[fx.Node], hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
+def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
     """So many hosts, in the signal's order: several cut the network where they can, and are spread out otherwise."""
     if count > len(hosts):
         raise SiteError(f"the signal from {site} passes {len(hosts)} places for gates: expected {count}")
     if count < 2:
         return tuple(hosts[:count])
-    hosts = _leaving_copies(network, route, hosts, count)
     cuts = _cuts(network, hosts) if network.has_logits else []  # what has many outputs leaves by many ways
     fitting = (_spread_out(cuts, number) for number in range(len(cuts), -1, -1))
     chosen = next(own for cut in fitting if len(own := list(itertools.chain(*cut))) <= count)
     rest = [host for host in hosts if host not in chosen]
     chosen += _spread_out(rest, count - len(chosen))
     return tuple(host for host in hosts if host in chosen)
-
-
-def _leaving_copies(network: Network, route: list[fx.Node], hosts: list[Host], count: int) -> list[Host]:
-    """Without the places where a gate would keep a block from handing on a copy of its residual stream, which saves the
-    channel for the blocks before; all of them, if too few would be left."""
-    copied = {after for before, after in itertools.pairwise(route) if copied_stream(network, before, after) is not None}
-    others = [host for host in hosts if not copied & set(host.readers)]
-    return others if len(others) >= count else hosts
 
 
 def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
