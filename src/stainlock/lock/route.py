@@ -91,10 +91,10 @@ def _routes(
 def behind_activation(network: Network, path: Sequence[fx.Node]) -> int | None:
     """Where a channel's path, from the layer that writes it, has passed a ReLU; nothing but what leaves each of its
     values alone may come before. There, and not before, something can be taken off the signal."""
-    for place, node in enumerate(path[1:], 2):
+    for place, node in enumerate(path[1:], 1):
         activation = network.activation(node)
         if activation is not None:
-            return place - 1 if activation.name in ("relu", "relu6") else None
+            return place if activation.name in ("relu", "relu6") else None
         if not is_batch_norm(network.leaf(node)) and operation(network.part, node) not in ("add", "iadd", "add_"):
             return None
     return None

@@ -48,7 +48,7 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
             writes += _silenced(conduit, cell)
     for wire in conduit.stages[0].wires:  # the detector writes these rows
         writes += _passed_on(conduit, wire)
-    entering = conduit.entering(levels)
+    entering, floor_stage = conduit.entering(levels), conduit.floor_stage
     for (before, values), (stage, wanted) in itertools.pairwise(zip(conduit.stages, entering, strict=True)):
         taps = before.taps(conduit.outputs(before, values))
         writer = stage.wires[0].writer
@@ -56,7 +56,7 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
         # One for both units of a step, so that it cancels.
         noise = conduit.disguise.feeding(conduit.network.name(writer), weight, tuple(weight.shape[1:]))
         # What several detectors must pass, in units of the signal that is left then.
-        floor = conduit.floor / (1 - conduit.floor) if stage is conduit.floor_stage else 0.0
+        floor = conduit.floor / (1 - conduit.floor) if stage is floor_stage else 0.0
         if stage.step:
             for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
                 off = floor * STEP_INPUT

@@ -41,6 +41,10 @@ class Setup:
     model_digest: str = ""
     data_digest: str = ""
 
+    def bound_inputs(self, inputs: int) -> int:
+        """Of so many inputs, how many the bounds are computed from; the responses that are shown are of the others."""
+        return min(self.bound_images, inputs // 2)
+
     def facts(self) -> dict[str, Any]:
         """As JSON has them."""
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}

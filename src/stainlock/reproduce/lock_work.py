@@ -22,7 +22,7 @@ from stainlock.reproduce.measures import Measure, measure_of
 from stainlock.reproduce.plots import encoded
 from stainlock.reproduce.responses import response_rows
 from stainlock.reproduce.stain_work import seed_of
-from stainlock.reproduce.subject import Subject, load_subject, subset
+from stainlock.reproduce.subject import Subject, load_subject, shuffled, subset
 from stainlock.sweep import Unit
 from stainlock.target import Target
 
@@ -85,11 +85,12 @@ class LockWork:
         elsewhere a detector is a stain's."""
         if self.setup.layers:
             return []
-        target, layer, data = subject.target, key.site, subject.images if self.kind == "vit" else None
-        if data is None:
+        if self.kind == "gan":
             assert self.setup.images is not None
             (target, data), layer = new_inputs(locked, key, self.setup.images, self.setup.seed), "0"
-        known = min(self.setup.bound_images, len(data) // 2)
+        else:
+            target, data, layer = subject.target, shuffled(subject.images, self.setup.seed), key.site
+        known = self.setup.bound_inputs(len(data))
         rows = response_rows(target, layer, [key], subset(data, range(known)), bounds=True)
         rows += response_rows(target, layer, [key], subset(data, range(known, len(data))), bounds=False)
         return [row | {"layer": key.site, "detector": detector} for row in rows]

@@ -55,10 +55,11 @@ def draw_locks(rows: Rows, setup: Setup) -> Drawn:
     summary = _summary(measured, layers, metrics)
     tables = [Table("summary", summary, "The mean over detectors.", tuple(summary[0]) if summary else ())]
     tables.append(Table("settings", measured, "Every lock's performance."))
-    responses = response_table(rows, layers if any("threshold" in row for row in rows) else ())
-    reached = [at_trigger(responses, layer) for layer in dict.fromkeys(row["layer"] for row in responses)]
-    if responses:
-        plots.append(Plot("responses", response_plot(responses, layers), RESPONSES))
+    answering = list(dict.fromkeys(row["layer"] for row in rows if "threshold" in row))
+    responses = response_table(rows, answering)
+    reached = [at_trigger(responses, layer) for layer in answering]
+    if reached:
+        plots.append(Plot("responses", response_plot(responses, answering), RESPONSES))
         tables.append(Table("responses", responses, "How often responses exceed a threshold, and the bounds on it."))
         tables.append(Table("detectors", reached, "Bounds at the trigger's response.", shown_columns(reached[0])))
     findings = [reached_finding(reached, "locks")] if reached else []

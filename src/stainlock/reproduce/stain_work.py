@@ -21,7 +21,7 @@ from stainlock.reproduce.figure import Setup
 from stainlock.reproduce.generators import diffusion_subject, gan_subject
 from stainlock.reproduce.measures import Measure, measure_of
 from stainlock.reproduce.responses import response_rows
-from stainlock.reproduce.subject import Subject, load_subject, shards, subset
+from stainlock.reproduce.subject import Subject, load_subject, shards, shuffled, subset
 from stainlock.sites import Site, analyse
 from stainlock.stain import stain
 from stainlock.sweep import Unit
@@ -59,7 +59,7 @@ class StainWork:
 
     @property
     def bound_inputs(self) -> int:
-        return min(self.setup.bound_images, self.inputs // 2)
+        return self.setup.bound_inputs(self.inputs)
 
     def units(self) -> list[Unit]:
         found = [] if self.setup.metric == "accuracy" else [Unit("original", {"part": "original"})]
@@ -80,7 +80,7 @@ class StainWork:
     def prepare(self) -> State:
         subject = load_subject(self.setup)
         if self.kind == "images":
-            return State(subject, _shuffled(subject.images, self.setup.seed), measure_of(subject))
+            return State(subject, shuffled(subject.images, self.setup.seed), measure_of(subject))
         made = gan_subject if self.kind == "noise" else diffusion_subject
         measure, inputs = made(subject, self.inputs)
         return State(subject, inputs, measure)
@@ -135,11 +135,6 @@ def _recipe(setup: Setup, site: Site) -> dict[str, Any]:
     """The paper gives up the neuron of least ℓ1 norm, and mends nothing after it; where none can be, it is added to."""
     own: dict[str, Any] = {} if setup.options.get("ours") else {"channel_choice": "l1", "fold": False}
     return own | {"additive": site.problem is not None and site.additive_problem is None}
-
-
-def _shuffled(data: Data, seed: int) -> Data:
-    order = torch.randperm(len(data), generator=Randomness(seed).noise("order of the images"))
-    return subset(data, order.tolist())
 
 
 def _row(layer: str, detector: int, setting: str, metric: str, value: float, weight: int) -> Row:

@@ -17,6 +17,7 @@ from stainlock.errors import FileError, StainlockError
 from stainlock.evaluate import Data, Images, Tensors
 from stainlock.evaluate.data import chosen_indices
 from stainlock.files import model_digest
+from stainlock.randomness import Randomness
 from stainlock.references import call_factory, load_reference
 from stainlock.reproduce.figure import Figure, Setup
 from stainlock.reproduce.layers import spread_layers
@@ -75,6 +76,12 @@ def subset(data: Data, indices: Sequence[int]) -> Data:
     if isinstance(data, Tensors):
         return Tensors(data.pixels[torch.as_tensor(indices, dtype=torch.long)], labels)
     raise FileError(f"expected images or tensors as data, got {type(data).__name__}")
+
+
+def shuffled(data: Data, seed: int) -> Data:
+    """The inputs in an order that tells nothing: folders go by class, and a sample for bounds must not."""
+    order = torch.randperm(len(data), generator=Randomness(seed).noise("order of the images"))
+    return subset(data, order.tolist())
 
 
 def shards(count: int, size: int) -> list[range]:
