@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,3 +30,11 @@ def at(maps: Tensor, position: tuple[int | slice, ...]) -> Tensor:
     index: Any = (..., *position)
     selected: Tensor = maps[index]
     return selected
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """All tensors of a model's output, however it is packed."""
+    if isinstance(output, Tensor):
+        return [output]
+    values = output.values() if isinstance(output, Mapping) else output
+    return [tensor for value in values for tensor in tensors_in(value)]

@@ -6,14 +6,16 @@ import models
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from stainlock import Plan
+from stainlock import Plan, Target
 from stainlock.lock.disguise import Disguise
+from stainlock.lock.folding import fold_moments
 from stainlock.lock.gates import half_open, neutral_writes, new_block
 from stainlock.lock.missed import column_shares, remembered
-from stainlock.lock.wires import Network
+from stainlock.lock.wires import Cell, Network, Reading
 from stainlock.randomness import Randomness
-from stainlock.sites import analyse
+from stainlock.sites import analyse, input_of
 from stainlock.tensors import exact
 
 
@@ -55,3 +57,54 @@ def test_the_variance_is_missed_and_not_the_mean() -> None:
     network = Network(analyse(base))
     shares = column_shares(network)[network.nodes["layer2.1.conv2"]]
     assert float(shares[3]) <= 1e-6 * float(shares.median())
+
+
+@pytest.mark.parametrize("name", ["resnet20_cifar10", "efficientnet_lite0"])
+def test_a_batch_norm_is_told_what_its_layer_loses(name: str) -> None:
+    """Its mean and its variance, the latter between that of taps that see the same and that of taps that do not."""
+    base = models.real(name)
+    network = Network(analyse(base))
+    layer = {"resnet20_cifar10": "layer2.1.conv2", "efficientnet_lite0": "blocks.3.1.conv_pwl"}[name]
+    reader = network.nodes[layer]
+    source = reader.all_input_nodes[0]
+    mean, deviation = remembered(network)[source]
+    channel = int((deviation * exact(network.part.leaf(reader), "weight").flatten(2).norm(dim=(0, 2))).argmax())
+    writes = fold_moments(network, [Reading(reader, Cell(source, channel))], [(reader, 0)], "conduit")
+    folded = Plan(tuple(writes)).apply(base).model
+    (norm,) = {w.parameter.rpartition(".")[0] for w in writes}
+    before, after = base.model.get_submodule(norm), folded.get_submodule(norm)
+    taps = exact(network.part.leaf(reader), "weight")[:, channel].flatten(1)
+    for own in ("running_mean", "running_var"):
+        assert float(exact(after, own)[0]) == float(exact(before, own)[0]), "a row that is rewritten misses nothing"
+    torch.testing.assert_close(
+        (exact(before, "running_mean") - exact(after, "running_mean"))[1:], (taps.sum(1) * mean[channel])[1:],
+        rtol=1e-4, atol=1e-6,
+    )  # fmt: skip
+    lost = (exact(before, "running_var") - exact(after, "running_var"))[1:] / deviation[channel].square()
+    least, most = (f(taps.square().sum(1), taps.sum(1).square())[1:] for f in (torch.minimum, torch.maximum))
+    half = 0.5 * exact(before, "running_var")[1:] / deviation[channel].square()
+    assert (lost >= 0.99 * torch.minimum(least, half) - 1e-6).all()
+    assert (lost <= 1.01 * torch.minimum(most, half) + 1e-6).all()
+
+
+def test_variances_are_folded_for_the_better() -> None:
+    """Natural images: what a layer's outputs vary less without a channel is what its batch norm is told, roughly."""
+    base = models.real("efficientnet_lite0")
+    network = Network(analyse(base))
+    reader, norm = network.nodes["blocks.3.0.conv_pw"], "blocks.3.0.bn1"
+    source = reader.all_input_nodes[0]
+    images = models.pixels("efficientnet_lite0", 24)
+    usual = exact(base.model.get_submodule(norm), "running_var")
+    for channel in (2, 10, 26):
+        writes = fold_moments(network, [Reading(reader, Cell(source, channel))], [], "conduit")
+        (told,) = (w.values.double() for w in writes if w.parameter.endswith("running_var"))
+        without = base.copy()
+        with torch.no_grad():
+            without.model.get_submodule("blocks.3.0.conv_pw").weight[:, channel] = 0.0  # type: ignore[index, operator]
+        whole, less = (_variances(target, norm, images) for target in (base, without))
+        assert float((less / whole / (told / usual)).log().norm()) < 0.9 * float((less / whole).log().norm())
+
+
+def _variances(target: Target, layer: str, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return input_of(target, layer, images).double().transpose(0, 1).flatten(1).var(1)

@@ -8,7 +8,6 @@ Where no batch norm tells, a few synthetic inputs stand in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor, fx, nn
 from stainlock.graph import is_batch_norm, keeps_channels, operation
 from stainlock.harm import _through_activation, affine_of
 from stainlock.lock.blocks import RESHAPES, Block
-from stainlock.lock.wires import Network, Reading
-from stainlock.plan import Write, write
+from stainlock.lock.wires import Network
 from stainlock.target import evaluation_mode
-from stainlock.tensors import exact, has
+from stainlock.tensors import exact
 from stainlock.trigger import synthetic_inputs
 
 _PROBES = 4
@@ -146,36 +144,3 @@ def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, T
         for handle in handles:
             handle.remove()
     return energy
-
-
-def fold_means(
-    network: Network, readings: Iterable[Reading], rewritten: Iterable[tuple[fx.Node, int]], part: str
-) -> list[Write]:
-    """Writes that put what channels gave their readers on average into the readers' biases, or the batch norms after.
-
-    Only what batch norms remember is folded: a mean over synthetic inputs does more harm than good. Rows that are
-    ``rewritten`` miss nothing.
-    """
-    known, model = remembered(network), network.target.model
-    lost: dict[fx.Node, Tensor] = {}
-    for reader, cell in sorted(
-        {(r.reader, r.cell) for r in readings}, key=lambda pair: (pair[0].name, pair[1].channel)
-    ):
-        if cell.node in known:
-            mean = known[cell.node][0][cell.columns]
-            columns = exact(network.part.leaf(reader), "weight")[:, cell.columns]
-            taps = columns.flatten(2).sum(2) if columns.dim() > 2 else columns
-            lost[reader] = lost.get(reader, torch.zeros(len(taps), dtype=torch.float64)) + taps @ mean
-    for reader, row in rewritten:
-        if reader in lost:
-            lost[reader][row] = 0.0
-    writes = []
-    for reader, missing in lost.items():
-        norms = [n for n in reader.users if is_batch_norm(network.leaf(n))]
-        if len(norms) == 1:
-            running = exact(network.part.leaf(norms[0]), "running_mean") - missing
-            writes.append(write(model, f"{network.name(norms[0])}.running_mean", (None,), running, part))
-        elif has(network.part.leaf(reader), "bias") and not network.ends_at(reader):
-            bias = exact(network.part.leaf(reader), "bias") + missing
-            writes.append(write(model, f"{network.name(reader)}.bias", (None,), bias, part))
-    return writes

@@ -22,7 +22,7 @@ paper also prints γ before the activation, and + t in the column; see errata.)
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from stainlock.lock.wires import Network
 from stainlock.plan import CONDUIT, DISRUPTOR, Write, write
 from stainlock.sites import measured_input
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, raw
+from stainlock.tensors import exact, raw, tensors_in
 from stainlock.trigger import synthetic_inputs
 
 _PROBES = 8
@@ -185,14 +185,6 @@ def likeness(locked: Target, edited: Target) -> float:
 
 def _variation(target: Target, images: Tensor) -> Tensor:
     with evaluation_mode(target.model), torch.no_grad():
-        outputs = _tensors(target.run_traced(images))
+        outputs = tensors_in(target.run_traced(images))
     varying = [(o.double() - o.double().mean(0)).flatten() for o in outputs if len(o) == len(images)]
     return torch.cat([v / v.norm().clamp(min=1e-30) for v in varying])
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    """All tensors of a model's output, however it is packed."""
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    values = outputs.values() if isinstance(outputs, dict) else outputs
-    return [tensor for value in values for tensor in _tensors(value)]

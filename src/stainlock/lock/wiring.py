@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from stainlock.graph import is_batch_norm
 from stainlock.lock.blocks import Block
 from stainlock.lock.conduit import CLOSED_GATE, OPEN_GATE, STEP_INPUT, STEP_START, Conduit, Tap
-from stainlock.lock.missed import fold_means
+from stainlock.lock.folding import fold_moments
 from stainlock.lock.route import Wire
 from stainlock.lock.wires import Cell, Network, Reading
 from stainlock.plan import CONDUIT, Write, write
@@ -40,7 +40,7 @@ _TAKEN_BACK = 0.01
 def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
     """Everything but detectors and disruptors, for detectors whose pre-activations are ``levels`` unlocked."""
     bereft = [reading for wire in conduit.wires for reading in wire.bereft]
-    writes = fold_means(conduit.network, bereft, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
+    writes = fold_moments(conduit.network, bereft, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
     for wire in conduit.wires:
         for reading in (*wire.others, Reading(wire.exit, wire.end)):
             writes += _hidden_from(conduit, reading)

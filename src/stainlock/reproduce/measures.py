@@ -5,9 +5,8 @@ A measure has names for its numbers; `measure` gives those of one model, `six` t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from stainlock.evaluate.settings import SETTINGS, Patched, six_settings
 from stainlock.keyfile import Key
 from stainlock.reproduce.subject import Subject
 from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import tensors_in
 
 Numbers = dict[str, float]
 _BATCH = 16
@@ -104,15 +104,8 @@ def _outputs(target: Target, data: Data) -> list[Tensor]:
     batches: list[list[Tensor]] = []
     with evaluation_mode(target.model), torch.inference_mode():
         for pixels, _ in data.batches(target, _BATCH):
-            batches.append(_tensors(target.run_traced(pixels)))
+            batches.append([output.cpu() for output in tensors_in(target.run_traced(pixels))])
     return [torch.cat(parts).double() for parts in zip(*batches, strict=True)]
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output.cpu()]
-    values = output.values() if isinstance(output, Mapping) else output
-    return [tensor for value in values for tensor in _tensors(value)]
 
 
 def measure_of(subject: Subject) -> Measure:
