@@ -1,7 +1,9 @@
 """What channels gave their readers goes into the readers' biases and batch norms, when the signal takes the channels.
 
 A reader that misses a channel has another mean, and varies less. A batch norm behind it can be told both: it then gives
-its successors what they are used to, but for the channel's news.
+its successors what they are used to, but for the channel's news. Behind a ReLU it is told the mean alone: channels
+there go together, and what is lost with one is up to ten times its own part (measured in ResNet50 and CIFAR ResNet56).
+In the signed streams of linear bottlenecks it is about its own part (EfficientNet-Lite0).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from stainlock.graph import is_batch_norm
+from stainlock.lock.choose import never_negative
 from stainlock.lock.missed import Moments, remembered
 from stainlock.lock.wires import Network, Reading
 from stainlock.plan import Write, write
@@ -37,6 +40,8 @@ def fold_moments(
         if cell.node in known:
             mean, deviation = (moment[cell.columns] for moment in known[cell.node])
             gains, energies = _taps(exact(network.part.leaf(reader), "weight")[:, cell.columns])
+            if _behind_relu(network, cell.node):
+                energies = torch.zeros_like(energies)
             before = lost.get(reader, (torch.zeros(len(gains), dtype=torch.float64),) * 2)
             lost[reader] = before[0] + gains @ mean, before[1] + energies @ deviation.square()
     for reader, row in rewritten:
@@ -50,11 +55,18 @@ def fold_moments(
             usual = exact(norm, "running_var")
             left = usual - torch.minimum(variance, _MOST_LOST * usual)
             writes.append(write(model, f"{name}.running_mean", (None,), exact(norm, "running_mean") - mean, part))
-            writes.append(write(model, f"{name}.running_var", (None,), left, part))
+            if bool(variance.any()):
+                writes.append(write(model, f"{name}.running_var", (None,), left, part))
         elif has(network.part.leaf(reader), "bias") and not network.ends_at(reader):
             bias = exact(network.part.leaf(reader), "bias") + mean
             writes.append(write(model, f"{network.name(reader)}.bias", (None,), bias, part))
     return writes
+
+
+def _behind_relu(network: Network, node: fx.Node) -> bool:
+    """Whether a map has no negative values, but for the gains of a block."""
+    gated = next((block.squeezed for block in network.blocks.values() if node in (block.product, block.output)), node)
+    return never_negative(network, gated)
 
 
 def _taps(columns: Tensor) -> tuple[Tensor, Tensor]:
