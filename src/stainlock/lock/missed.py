@@ -43,9 +43,8 @@ def column_shares(network: Network) -> dict[fx.Node, Tensor]:
     shares = {}
     for node in dense:
         weight = exact(network.part.leaf(node), "weight")
-        norms = [n for n in node.users if is_batch_norm(network.leaf(n))]
-        if len(norms) == 1:
-            g = affine_of(network.part.leaf(norms[0])).g
+        if (norm := network.norm_behind(node)) is not None:
+            g = affine_of(network.part.leaf(norm)).g
             weight = weight * g.view(-1, *(1,) * (weight.dim() - 1))
         columns = weight.square().sum((0, *range(2, weight.dim())))
         if node in measured:
