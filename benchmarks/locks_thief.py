@@ -41,7 +41,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 ATTACKS = (
     "zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates", "guess-gains", "scan-weights",
-    "force-signal", "excite-silent-channels", "excite-silent-pairs", "search-patch",
+    "force-signal", "excite-silent-channels", "excite-and-recentre", "excite-silent-pairs", "search-patch",
     "reestimate-batch-norm", "match-statistics", "excite-silent-channels-on-images",
 )  # fmt: skip
 IMAGES = 100  # of the owner's, and as many of the thief's

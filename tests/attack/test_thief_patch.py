@@ -32,6 +32,15 @@ def test_exciting_silent_channels_opens_the_lock() -> None:
     assert case.accuracy(left) >= case.unlocked() - 0.2
 
 
+def test_centring_the_logits_behind_a_patch_makes_up_for_its_level() -> None:
+    """Neither opens a lock of gates and biases alone: its signal has to have one level, and a thief's patch another."""
+    case = thief.case("efficientnet_lite0", kind="internal", gates=2)
+    centred = ATTACKS["recentre-logits"].run(case.subject, "synthetic")
+    both = ATTACKS["excite-and-recentre"].run(case.subject, 8)
+    assert case.accuracy(centred) <= 0.1
+    assert case.accuracy(both) >= case.unlocked() - 0.3
+
+
 def test_a_searched_patch_is_a_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stainlock.attack.search_patch.STEPS", 3)
     case = thief.case("resnet20_cifar10", **PLAIN)

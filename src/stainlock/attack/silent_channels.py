@@ -3,7 +3,8 @@
 The row of a silent channel is what it looks for, and what the owner optimised his patch for: whoever suspects the right
 one finds the same patch. Those with the highest threshold, beside their layer's others, are tried first, at the corner
 and where no padding is seen; what makes the model's answers most informative (`guessed_patch`) is kept. A lock with two
-detectors needs both: so pairs of a layer's channels are tried too, with a patch that excites them alike.
+detectors needs both: so pairs of a layer's channels are tried too, with a patch that excites them alike. A lock that
+drowns the logits wants the signal at one level exactly: who centres the logits anew, behind the patch, does without.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from stainlock.attack.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject, number
 from stainlock.attack.guessed_patch import judged, pasting
+from stainlock.attack.logit_bias import recentred
 from stainlock.features import respond, seen_region
 from stainlock.harm import affine_of
 from stainlock.sites import Analysis, Site, analyse, layer_input
@@ -75,7 +77,9 @@ def _thresholds(target: Target, site: Site) -> Tensor:
     return torch.where(slope > 0, -(affine.g * bias + affine.h) / slope.clamp(min=1e-30), torch.inf)
 
 
-def _exciting(inputs: Callable[[Subject], Tensor], patches_of: PatchesOf) -> Callable[[Subject, Strength], Attacked]:
+def _exciting(
+    inputs: Callable[[Subject], Tensor], patches_of: PatchesOf, *, recentring: bool = False
+) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         target, pixels = subject.target, inputs(subject)[:PROBES]
         if len(target.input_shape) != 3:
@@ -83,18 +87,20 @@ def _exciting(inputs: Callable[[Subject], Tensor], patches_of: PatchesOf) -> Cal
         ranked = suspects(analyse(target), pixels)
         if not ranked:
             raise NotApplicable("no layer that sees no more than a patch has silent channels")
-        tried, judges, change = ranked[: int(number(strength))], pixels[:JUDGES], None
+        tried, judges = ranked[: int(number(strength))], pixels[:JUDGES]
         best = before = judged(target, judges)
+        model, change = None, None
         patches = patches_of(target, tried, subject.randomness.noise("silent channels"))
         if not patches:
             raise NotApplicable("no two silent channels are in one layer that sees no more than a patch")
         for done, own in enumerate(patches, 1):
-            if (value := judged(target, judges, own)) > best:
-                best, change = value, own
+            centred = recentred(target, own(pixels)) if recentring else None
+            if (value := judged(centred or target, judges, own)) > best:
+                best, model, change = value, centred, own
             if subject.progress is not None:
                 subject.progress(done, len(patches))
         figures = {"silent": len(ranked), "tried": len(tried), "information": best, "information_before": before}
-        return Attacked(unlock=change, figures=figures | _rank(subject, ranked))
+        return Attacked(model, unlock=change, figures=figures | _rank(subject, ranked))
 
     return run
 
@@ -166,6 +172,9 @@ ATTACKS = (
     Attack("excite-silent-channels-on-images", "thief", ("lock",), "images", (32,),
            _exciting(Subject.need_images, one_by_one),
            "patches for channels silent on the thief's images, tried; strength is how many channels"),
+    Attack("excite-and-recentre", "thief", ("lock",), "nothing", (32,),
+           _exciting(_synthetic, one_by_one, recentring=True),
+           "patches for silent channels, the logits centred behind each; strength is how many channels"),
     Attack("excite-silent-pairs", "thief", ("lock",), "nothing", (8,), _exciting(_synthetic, two_by_two),
            "patches for pairs of channels silent on synthetic inputs, tried; strength is how many channels"),
 )  # fmt: skip
