@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from stainlock.attack.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attack.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject
 from stainlock.demo.changes import folded
+from stainlock.lock.quantising import layers_in_floats
 from stainlock.target import Target
 
 CALIBRATION = 64  # images that activations are measured on
@@ -47,16 +49,26 @@ def _dynamic(subject: Subject, strength: Strength) -> Attacked:
 
 def _static(subject: Subject, strength: Strength) -> Attacked:
     """Weights and activations in 8 bits, activations' ranges measured on the thief's images."""
+    return _calibrated(subject, lambda images: images, [])
+
+
+def _behind(subject: Subject, strength: Strength) -> Attacked:
+    """As an owner quantises a locked model: in floats up to the last gate, ranges measured on images with the patch."""
+    spared = layers_in_floats(subject.target, subject.key)
+    return _calibrated(subject, subject.key.unlock_transform(normalise=False), spared)
+
+
+def _calibrated(subject: Subject, change: Change, spared: Sequence[str]) -> Attacked:
     images = subject.need_images()[:CALIBRATION]
     try:
-        model = _quantised(subject.target, images)
+        model = _quantised(subject.target, change(images), spared)
     except Exception as error:  # tracing and converting run code of the model's and of the backend's
         why = " ".join(str(error).split())[:100] or type(error).__name__
         raise NotApplicable(f"PyTorch can't quantise this model statically ({why})") from error
     return Attacked(subject.target.with_model(model), used=len(images))
 
 
-def _quantised(target: Target, images: torch.Tensor) -> nn.Module:
+def _quantised(target: Target, images: torch.Tensor, spared: Sequence[str]) -> nn.Module:
     from torch.ao.quantization import get_default_qconfig_mapping
     from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
@@ -69,6 +81,8 @@ def _quantised(target: Target, images: torch.Tensor) -> nn.Module:
         warnings.simplefilter("ignore")
         example = target.normalise(images[:1])
         mapping = get_default_qconfig_mapping("x86")
+        for name in spared:
+            mapping.set_module_name(name, None)
         prepare: Any = prepare_fx
         convert: Any = convert_fx
         prepared = prepare(ready.model.eval(), mapping, (example,), prepare_custom_config=config)
@@ -85,4 +99,6 @@ ATTACKS = (
     Attack("bf16", "use", BOTH, "nothing", (16,), _bf16, "weights and activations in bfloat16"),
     Attack("int8-dynamic", "use", BOTH, "nothing", (8,), _dynamic, "PyTorch's dynamic quantisation"),
     Attack("int8-static", "use", BOTH, "images", (8,), _static, "PyTorch's static quantisation"),
+    Attack("int8-static-behind", "use", ("lock",), "images", (8,), _behind,
+           "PyTorch's static quantisation behind the last gate, ranges measured with the patch"),
 )  # fmt: skip
