@@ -14,7 +14,9 @@ import zoo
 from stainlock import Key, Target, lock
 from stainlock.attack import ATTACKS, Attacked, NotApplicable, Subject
 from stainlock.attack.measure import Owner, trigger_response
+from stainlock.attack.saliency import rank_of
 from stainlock.evaluate import Tensors
+from stainlock.features import Region
 from stainlock.target import evaluation_mode
 from stainlock.verify import Reference, verify_response, verify_weights
 
@@ -216,6 +218,13 @@ def test_a_leaked_trigger_does_not_open_the_next_lock() -> None:
     assert owner.measure(Attacked())["unlocked"] > 0.7
     assert owner.measure(left)["unlocked"] < 0.3
     assert left.figures["new_trigger"] > 0.7
+
+
+def test_a_rank_counts_places_and_corners() -> None:
+    found = torch.zeros(6, 6)
+    found[0, 0], found[0, 5], found[3, 3] = 2.0, 3.0, 9.0
+    assert rank_of(found, Region((0, 0), (2, 2))) == (6, 25, 2)
+    assert rank_of(found, Region((3, 3), (2, 2))) == (1, 25, 1)
 
 
 def test_saliency_has_a_rank_and_a_picture() -> None:

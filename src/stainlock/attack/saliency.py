@@ -2,7 +2,9 @@
 
 Plain gradients and integrated gradients by captum, of the class the model gives, summed over channels and averaged over
 images. Every place where a patch of that size fits has a mean saliency; the number is the rank of the patch's own
-place among them (1: the most salient), beside its rank in the original model.
+place among them (1: the most salient), beside its rank in the original model. The outputs of a model that is ruined
+may hang on its borders more than on what is within, and the patch is in a corner: so its rank among the four corners is
+told, too.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ def saliency_map(target: Target, images: Tensor, method: str) -> Tensor:
     return total / len(images)
 
 
-def rank_of(found: Tensor, place: Region) -> tuple[int, int]:
-    """The rank of a place among all places of its size, and how many there are."""
+def rank_of(found: Tensor, place: Region) -> tuple[int, int, int]:
+    """The rank of a place among all places of its size, how many there are, and its rank among the four corners."""
     means = F.avg_pool2d(found[None, None], place.size, stride=1)[0, 0]
-    own = means[place.start]
-    return 1 + int((means > own).sum()), means.numel()
+    own, corners = means[place.start], means[[0, 0, -1, -1], [0, -1, 0, -1]]
+    return 1 + int((means > own).sum()), means.numel(), 1 + int((corners > own).sum())
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
@@ -67,9 +69,10 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     place = subject.key.detectors[0].trigger.region
     locked = saliency_map(subject.target, images, str(strength))
     before = saliency_map(subject.key.original(subject.target), images, str(strength))
-    (rank, places), (rank_before, _) = rank_of(locked, place), rank_of(before, place)
+    (rank, places, of_corners), (rank_before, _, _) = rank_of(locked, place), rank_of(before, place)
     figures = {
-        "rank": rank, "places": places, "rank_share": rank / places, "rank_in_original": rank_before,
+        "rank": rank, "places": places, "rank_share": rank / places, "rank_of_4_corners": of_corners,
+        "rank_in_original": rank_before,
         "at_patch": float(place.cut(locked).mean() / locked.mean()),
         "at_patch_in_original": float(place.cut(before).mean() / before.mean()),
     }  # fmt: skip
