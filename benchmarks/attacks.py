@@ -21,7 +21,7 @@ from typing import Any
 import zoo
 from stainlock import Key, Target, lock, stain
 from stainlock.attack import all_attacks
-from stainlock.attack.rows import Row
+from stainlock.attack.rows import Row, ways_in
 from stainlock.attack.run import attack
 from stainlock.evaluate import evaluate
 from zoo_data import cifar10, cifar10_training
@@ -45,7 +45,6 @@ POINTS, SURE = 0.10, 1e-6
 # What needs no data and does not look for the signal or its trigger, which can't be stopped (docs/threat_model.md).
 BLIND = ("zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates", "guess-gains", "scan-weights")
 DEFAULT_LOCK, KEPT_FROM_A_THIEF, LEFT = "gates", ("efficientnet_lite0", "resnet50"), 0.10
-NEEDS = ("nothing", "images", "labels")
 BATCH = 4  # what fits into a processor's cache takes two thirds of the time
 
 
@@ -147,15 +146,7 @@ def print_ways_in(locks: Sequence[tuple[str, str, list[Row]]]) -> None:
     print("|" + "---|" * 6)
     for name, protection, rows in locks:
         thefts = [row for row in rows if row.group == "thief" and row.applied and row.performance is not None]
-        opened = sorted(
-            (row for row in thefts if row.verdict == "opened"), key=lambda r: (NEEDS.index(r.needs), r.seconds)
-        )
-        first = {row.attack: row for row in reversed(opened)}  # the cheapest strength of each
-        ways = [
-            f"{row.attack} ({row.performance:.0%}, {row.seconds:.0f} s{_data(row)})"
-            for row in opened
-            if first[row.attack] is row
-        ]
+        ways = [f"{row.attack} ({row.performance:.0%}, {row.seconds:.0f} s{_data(row)})" for row in ways_in(rows)]
         others = [row.performance or 0.0 for row in thefts if row.verdict != "opened"]
         cells = [
             name, protection, f"{rows[0].performance:.1%}", f"{rows[0].unlocked:.1%}", ", ".join(ways) or "nothing",

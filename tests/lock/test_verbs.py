@@ -76,6 +76,13 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
     inputs = locked.normalise(locked.from_bytes(after)[None])
     assert torch.allclose(inputs, loaded.unlock(before[None]), atol=1e-6)
 
+    basic = ["attack", out, "--data", data, "--key", key]
+    status, facts = run(capsys, *basic, "--attack", "remove-blocks", "--attack", "zero-logit-bias")
+    assert status == 0
+    assert facts["opened_by"] == ["zero-logit-bias"]
+    assert main([*map(str, basic), "--attack", "scan-weights"]) == 0
+    assert "none of the thief's attacks opened it" in capsys.readouterr().err
+
 
 def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models.real("vgg16_cifar10")

@@ -6,12 +6,12 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stainlock.attack.attack import Strength
+from stainlock.attack.attack import NEEDS, Strength
 from stainlock.files import write_file
 from stainlock.sweep.journal import append_line, damaged, plain, read_lines
 
@@ -58,6 +58,15 @@ class Row:
             f"log10_p_{name}": self.by.get(name, {}).get("log10_p_value") for name in ("weights", "response", "output")
         }
         return facts | methods | self.figures
+
+
+def ways_in(rows: Sequence[Row]) -> list[Row]:
+    """What opens a lock, the cheapest first: by what the thief needs, then by his time; of each attack its cheapest."""
+    opened = [row for row in rows if row.group == "thief" and row.verdict == "opened"]
+    first: dict[str, Row] = {}
+    for row in sorted(opened, key=lambda row: (NEEDS.index(row.needs), row.seconds)):
+        first.setdefault(row.attack, row)
+    return list(first.values())
 
 
 def append_row(folder: Path, row: Row) -> None:

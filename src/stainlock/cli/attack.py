@@ -55,6 +55,7 @@ def command(
     and p-value and the trigger's response, for a lock the performance without and with the trigger, and what the thief
     needed.
     """
+    from stainlock.attack.rows import ways_in
     from stainlock.attack.run import attack, check_names
     from stainlock.evaluate import Images
     from stainlock.keyfile import Key
@@ -89,7 +90,12 @@ def command(
         report.remark(f"{len(done)} rows were measured, {kept}" if done else "no row was measured yet")
         raise
     facts: dict[str, Any] = {"rows": [dataclasses.asdict(row) for row in rows], "images": min(limit, len(images))}
+    if key.kind == "lock":
+        facts["opened_by"] = [row.attack for row in ways_in(rows)]
     report.result(facts | {"out": None if out is None else str(out)}, _table(rows))
+    if key.kind == "lock" and any(row.group == "thief" and row.verdict for row in rows):
+        cheap = ", ".join(facts["opened_by"])
+        report.remark(f"opened by, the cheapest first: {cheap}" if cheap else "none of the thief's attacks opened it")
     if out is not None:
         report.remark(f"wrote {out / 'results.csv'}, results.json and results.png beside it")
 
