@@ -139,7 +139,8 @@ def print_row(name: str, protection: str, row: Row) -> None:
 
 
 def print_ways_in(locks: Sequence[tuple[str, str, list[Row]]]) -> None:
-    """For each lock what opens it, by what the thief needs and then by his time, and how far the other attacks get."""
+    """For each lock that a thief tried what opens it, the cheapest first, and how far his other attacks get."""
+    locks = [one for one in locks if any(row.group == "thief" and row.verdict for row in one[2])]
     if not locks:
         return
     print("\n| model | lock | locked | unlocked | opened by, the cheapest first | at most, by the others |")
