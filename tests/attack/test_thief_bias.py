@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import models
 import pytest
 import thief
@@ -30,6 +32,32 @@ def test_the_scan_finds_a_plain_conduit_and_flags_less_in_the_original() -> None
     assert figures["flagged"] > figures["flagged_in_original"]
     scores = [odd.score for odd in scan(case.subject.target.model)]
     assert scores == sorted(scores, reverse=True)
+
+
+def test_the_scan_ranks_zeros_first() -> None:
+    """Every score is a number: zeros have no logarithm, and a layer may be nothing but zeros."""
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+    torch.nn.init.normal_(layers[0].weight)
+    with torch.no_grad():
+        layers[0].weight[5] = 0.0
+        layers[1].weight.zero_()
+        layers[1].weight[7, 3] = 1.0
+        for parameter in layers[2].parameters():
+            parameter.zero_()
+    found = scan(layers)
+    assert all(math.isfinite(odd.score) for odd in found)
+    assert {(odd.layer, odd.axis, odd.index) for odd in found[:3]} == {("0", 0, 5), ("1", 0, 7), ("1", 1, 3)}
+
+
+def test_the_disguise_hides_plain_zeros_from_the_scan() -> None:
+    gates = {"kind": "squeeze-excite", "blocks": "inserted"}
+    ranks = [
+        ATTACKS["scan-weights"].run(thief.case("efficientnet_lite0", **gates, obfuscate=obfuscate).subject, "zero")
+        .figures["rank"]
+        for obfuscate in (False, True)
+    ]  # fmt: skip
+    assert ranks[0] <= 20
+    assert ranks[1] >= 60
 
 
 def test_what_is_not_there_is_told() -> None:

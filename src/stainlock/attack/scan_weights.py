@@ -21,6 +21,7 @@ from stainlock.plan import Write
 from stainlock.tensors import exact, has
 
 _STANDS_OUT = 8.0
+_NOTHING = 1e-6  # of a layer's largest row: what is smaller counts as zero
 _MOST = 0.02  # of all rows: more, and the thief ruins what he wants
 
 
@@ -45,8 +46,10 @@ def scan(model: nn.Module) -> list[Odd]:
             lines = weight.transpose(0, axis).flatten(1)
             if len(lines) < 8 or lines.shape[1] < 8:
                 continue
-            norms = lines.norm(dim=1).clamp(min=1e-30)
-            score = torch.maximum(_robust(norms.log()), _robust((lines.abs().amax(1) / norms).log()))
+            norms, largest = lines.norm(dim=1), lines.abs().amax(1)
+            floor = _NOTHING * norms.max().clamp(min=1e-30)  # so that zeros have a logarithm
+            norms, largest = norms.clamp(min=floor), largest.clamp(min=floor / lines.shape[1] ** 0.5)
+            score = torch.maximum(_robust(norms.log()), _robust((largest / norms).log()))
             if axis == 0 and has(layer, "bias"):
                 score = torch.maximum(score, _robust(exact(layer, "bias")))
             found += [Odd(name, axis, i, value) for i, value in enumerate(score.tolist())]
