@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import thief
-import torch
 
 from stainlock import ModelError
 from stainlock.attack import ATTACKS, Attacked
@@ -13,11 +12,11 @@ from stainlock.lock import layers_in_floats
 GATES = {"kind": "squeeze-excite", "blocks": "inserted"}
 
 
-@pytest.mark.parametrize("model", ["resnet20_cifar10", "efficientnet_lite0"])
-def test_a_lock_quantised_behind_its_gates_still_opens(model: str) -> None:
-    case = thief.case(model, **GATES)
-    left = ATTACKS["int8-static-behind"].run(case.subject, 8)
-    assert case.accuracy(left) <= case.accuracy() + 0.15
+@pytest.mark.parametrize("attack", ["int8-static-behind", "onnx-int8-static-behind"])
+def test_a_lock_quantised_behind_its_gates_still_opens(attack: str) -> None:
+    case = thief.case("efficientnet_lite0", **GATES)
+    left = ATTACKS[attack].run(case.subject, 8)
+    assert case.accuracy(left) <= 0.1
     assert _with_the_patch(case, left) >= case.unlocked() - 0.1
 
 
@@ -29,13 +28,12 @@ def test_a_lock_quantised_whole_never_opens_again() -> None:
 
 
 def test_layers_behind_the_last_gate_are_not_among_those_in_floats() -> None:
-    case = thief.case("resnet20_cifar10", **GATES)
+    case = thief.case("efficientnet_lite0", **GATES)
     target, key = case.subject.target, case.subject.key
     names = layers_in_floats(target, key)
-    assert {"conv1", *key.details["disruptors"], key.site} <= set(names)
-    assert "linear" not in names
-    behind = [module for name, module in target.model.named_modules() if name not in names]
-    assert any(isinstance(module, torch.nn.Conv2d) for module in behind)
+    assert {"conv_stem", *key.details["disruptors"], key.site, "blocks.3.0"} <= set(names)
+    behind = {"blocks", "blocks.3", "blocks.3.1", "blocks.6.0.conv_pwl", "conv_head", "classifier"}
+    assert not behind & set(names)
 
 
 def test_a_signal_that_goes_to_the_last_layer_leaves_nothing_to_quantise() -> None:

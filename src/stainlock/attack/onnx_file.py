@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stainlock.attack.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attack.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject
+from stainlock.lock.quantising import layers_in_floats
 from stainlock.target import Target, evaluation_mode
 
 CALIBRATION = 64
+_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class OnnxModel(nn.Module):
@@ -118,7 +121,28 @@ def _dynamic(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _static(subject: Subject, strength: Strength) -> Attacked:
-    images = subject.need_images()[:CALIBRATION]
+    return _calibrated(subject, lambda images: images, ())
+
+
+def _behind(subject: Subject, strength: Strength) -> Attacked:
+    """As an owner quantises a locked model: in floats up to the last gate, ranges measured on images with the patch."""
+    spared = layers_in_floats(subject.target, subject.key)
+    return _calibrated(subject, subject.key.unlock_transform(normalise=False), spared)
+
+
+def nodes_of(path: Path, modules: Collection[str]) -> list[str]:
+    """The nodes of an exported file that belong to these modules, or to none that the exporter tells of."""
+    onnx: Any = importlib.import_module("onnx")
+    wanted, found = set(modules), []
+    for node in onnx.load(str(path)).graph.node:
+        scopes = [ast.literal_eval(prop.value) for prop in node.metadata_props if prop.key == _SCOPES]
+        if wanted.intersection(*scopes):
+            found.append(node.name)
+    return found
+
+
+def _calibrated(subject: Subject, change: Change, spared: Collection[str]) -> Attacked:
+    images = change(subject.need_images()[:CALIBRATION])
     with _exported(subject.target) as path:
         quantisation: Any = importlib.import_module("onnxruntime.quantization")
         import onnxruntime
@@ -130,10 +154,10 @@ def _static(subject: Subject, strength: Strength) -> Attacked:
             def get_next(self) -> Any:
                 return next(rows, None)
 
-        small = path.with_name("small.onnx")
+        small, in_floats = path.with_name("small.onnx"), nodes_of(path, spared)
         with _quietly():
             quantisation.quantize_static(
-                str(_without_shapes(path)), str(small), Calibration(), per_channel=True,
+                str(_without_shapes(path)), str(small), Calibration(), per_channel=True, nodes_to_exclude=in_floats,
                 weight_type=quantisation.QuantType.QInt8, activation_type=quantisation.QuantType.QUInt8,
             )  # fmt: skip
         found = _as_module(subject.target, small)
@@ -158,4 +182,6 @@ ATTACKS = (
     Attack("onnx", "use", BOTH, "nothing", (32,), _round_trip, "exported to ONNX and run by ONNX Runtime"),
     Attack("onnx-int8-dynamic", "use", BOTH, "nothing", (8,), _dynamic, "ONNX Runtime's dynamic quantisation"),
     Attack("onnx-int8-static", "use", BOTH, "images", (8,), _static, "ONNX Runtime's static quantisation"),
+    Attack("onnx-int8-static-behind", "use", ("lock",), "images", (8,), _behind,
+           "ONNX Runtime's static quantisation behind the last gate, ranges measured with the patch"),
 )  # fmt: skip
