@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import models
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock import Site, Target, analyse
+from stainlock.graph import tracing_problem
 from stainlock.target import evaluation_mode
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
@@ -325,3 +327,16 @@ def test_two_paths_before_the_activation_leave_no_silence() -> None:
     assert site.activation is None
     assert site.problem
     check_readers(target, site, 2)
+
+
+@pytest.mark.parametrize("folder", ["mine", "stainlock", "torch"])
+def test_where_tracing_stops_is_told_whatever_folder_the_code_lies_in(folder: str, tmp_path: Path) -> None:
+    """A clone of this repository, say, is a folder of our name."""
+    file = tmp_path / folder / "moody.py"
+    file.parent.mkdir()
+    file.write_text("def forward(self, x):\n    return x if x.mean() > 0 else -x\n")
+    own: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), own)
+    problem = tracing_problem(type("Moody", (nn.Module,), {"forward": own["forward"]})())
+    assert problem is not None
+    assert problem.startswith("at `return x if x.mean() > 0 else -x` in forward, moody.py: ")

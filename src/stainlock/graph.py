@@ -147,7 +147,8 @@ def tracing_problem(module: nn.Module) -> str | None:
 
 
 def _is_torchs(file: str) -> bool:
-    return any(part in ("torch", "stainlock") for part in File(file).parts[:-1])
+    """Or ours; not what merely lies in a folder of such a name."""
+    return any(File(file).is_relative_to(File(package).parent) for package in (torch.__file__, __file__))
 
 
 def _single_call() -> fx.Graph:
