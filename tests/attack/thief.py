@@ -15,7 +15,7 @@ from stainlock import Key, Target, lock
 from stainlock.attack import Attacked, Subject
 from stainlock.target import evaluation_mode
 
-IMAGES = 60  # of the thief's, and of the owner's
+IMAGES = 60  # of the thief's, and of the owner's, where there are so many
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ def case(name: str, **options: Any) -> Case:
     models.real(name)  # or skip
     pixels, labels = _data(name)
     locked, key = _locked(name, tuple(sorted(options.items())))
-    subject = Subject(locked, key, pixels[:IMAGES], labels[:IMAGES], seed=1)
-    return Case(subject, pixels[IMAGES:], labels[IMAGES:])
+    half = len(pixels) // 2
+    subject = Subject(locked, key, pixels[:half], labels[:half], seed=1)
+    return Case(subject, pixels[half:], labels[half:])
 
 
 @cache
