@@ -21,7 +21,7 @@ from typing import Any
 import zoo
 from stainlock import Key, Target, lock, stain
 from stainlock.attack import all_attacks
-from stainlock.attack.rows import Row, ways_in
+from stainlock.attack.rows import Row, thefts, ways_in
 from stainlock.attack.run import attack
 from stainlock.evaluate import evaluate
 from zoo_data import cifar10, cifar10_training
@@ -140,15 +140,14 @@ def print_row(name: str, protection: str, row: Row) -> None:
 
 def print_ways_in(locks: Sequence[tuple[str, str, list[Row]]]) -> None:
     """For each lock that a thief tried what opens it, the cheapest first, and how far his other attacks get."""
-    locks = [one for one in locks if any(row.group == "thief" and row.verdict for row in one[2])]
+    locks = [one for one in locks if thefts(one[2])]
     if not locks:
         return
     print("\n| model | lock | locked | unlocked | opened by, the cheapest first | at most, by the others |")
     print("|" + "---|" * 6)
     for name, protection, rows in locks:
-        thefts = [row for row in rows if row.group == "thief" and row.applied and row.performance is not None]
         ways = [f"{row.attack} ({row.performance:.0%}, {row.seconds:.0f} s{_data(row)})" for row in ways_in(rows)]
-        others = [row.performance or 0.0 for row in thefts if row.verdict != "opened"]
+        others = [row.performance or 0.0 for row in thefts(rows) if row.verdict != "opened"]
         cells = [
             name, protection, f"{rows[0].performance:.1%}", f"{rows[0].unlocked:.1%}", ", ".join(ways) or "nothing",
             f"{max(others, default=0.0):.1%}",

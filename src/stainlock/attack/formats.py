@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stainlock.attack.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject
+from stainlock.attack.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attack.calibration import behind_the_gates, whole_model
 from stainlock.demo.changes import folded
-from stainlock.lock.quantising import layers_in_floats
 from stainlock.target import Target
-
-CALIBRATION = 64  # images that activations are measured on
 
 
 def _fp16(subject: Subject, strength: Strength) -> Attacked:
@@ -48,24 +46,21 @@ def _dynamic(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _static(subject: Subject, strength: Strength) -> Attacked:
-    """Weights and activations in 8 bits, activations' ranges measured on the thief's images."""
-    return _calibrated(subject, lambda images: images, [])
+    """Weights and activations in 8 bits."""
+    return _calibrated(subject.target, *whole_model(subject))
 
 
 def _behind(subject: Subject, strength: Strength) -> Attacked:
-    """As an owner quantises a locked model: in floats up to the last gate, ranges measured on images with the patch."""
-    spared = layers_in_floats(subject.target, subject.key)
-    return _calibrated(subject, subject.key.unlock_transform(normalise=False), spared)
+    return _calibrated(subject.target, *behind_the_gates(subject))
 
 
-def _calibrated(subject: Subject, change: Change, spared: Sequence[str]) -> Attacked:
-    images = subject.need_images()[:CALIBRATION]
+def _calibrated(target: Target, images: torch.Tensor, spared: Sequence[str]) -> Attacked:
     try:
-        model = _quantised(subject.target, change(images), spared)
+        model = _quantised(target, images, spared)
     except Exception as error:  # tracing and converting run code of the model's and of the backend's
         why = " ".join(str(error).split())[:100] or type(error).__name__
         raise NotApplicable(f"PyTorch can't quantise this model statically ({why})") from error
-    return Attacked(subject.target.with_model(model), used=len(images))
+    return Attacked(target.with_model(model), used=len(images))
 
 
 def _quantised(target: Target, images: torch.Tensor, spared: Sequence[str]) -> nn.Module:

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stainlock.attack.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject
-from stainlock.lock.quantising import layers_in_floats
+from stainlock.attack.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attack.calibration import behind_the_gates, whole_model
 from stainlock.target import Target, evaluation_mode
 
-CALIBRATION = 64
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -121,13 +120,11 @@ def _dynamic(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _static(subject: Subject, strength: Strength) -> Attacked:
-    return _calibrated(subject, lambda images: images, ())
+    return _calibrated(subject.target, *whole_model(subject))
 
 
 def _behind(subject: Subject, strength: Strength) -> Attacked:
-    """As an owner quantises a locked model: in floats up to the last gate, ranges measured on images with the patch."""
-    spared = layers_in_floats(subject.target, subject.key)
-    return _calibrated(subject, subject.key.unlock_transform(normalise=False), spared)
+    return _calibrated(subject.target, *behind_the_gates(subject))
 
 
 def nodes_of(path: Path, modules: Collection[str]) -> list[str]:
@@ -141,14 +138,13 @@ def nodes_of(path: Path, modules: Collection[str]) -> list[str]:
     return found
 
 
-def _calibrated(subject: Subject, change: Change, spared: Collection[str]) -> Attacked:
-    images = change(subject.need_images()[:CALIBRATION])
-    with _exported(subject.target) as path:
+def _calibrated(target: Target, images: Tensor, spared: Collection[str]) -> Attacked:
+    with _exported(target) as path:
         quantisation: Any = importlib.import_module("onnxruntime.quantization")
         import onnxruntime
 
         given = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).get_inputs()[0].name
-        rows = iter([{given: subject.target.normalise(image[None]).cpu().numpy()} for image in images])
+        rows = iter([{given: target.normalise(image[None]).cpu().numpy()} for image in images])
 
         class Calibration(quantisation.CalibrationDataReader):  # type: ignore[misc]
             def get_next(self) -> Any:
@@ -160,7 +156,7 @@ def _calibrated(subject: Subject, change: Change, spared: Collection[str]) -> At
                 str(_without_shapes(path)), str(small), Calibration(), per_channel=True, nodes_to_exclude=in_floats,
                 weight_type=quantisation.QuantType.QInt8, activation_type=quantisation.QuantType.QUInt8,
             )  # fmt: skip
-        found = _as_module(subject.target, small)
+        found = _as_module(target, small)
     return Attacked(found.target, used=len(images))
 
 

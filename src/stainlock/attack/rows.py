@@ -60,9 +60,14 @@ class Row:
         return facts | methods | self.figures
 
 
+def thefts(rows: Sequence[Row]) -> list[Row]:
+    """A thief's attacks on a lock that could be made and judged."""
+    return [row for row in rows if row.group == "thief" and row.verdict is not None]
+
+
 def ways_in(rows: Sequence[Row]) -> list[Row]:
     """What opens a lock, the cheapest first: by what the thief needs, then by his time; of each attack its cheapest."""
-    opened = [row for row in rows if row.group == "thief" and row.verdict == "opened"]
+    opened = [row for row in thefts(rows) if row.verdict == "opened"]
     first: dict[str, Row] = {}
     for row in sorted(opened, key=lambda row: (NEEDS.index(row.needs), row.seconds)):
         first.setdefault(row.attack, row)

@@ -55,7 +55,7 @@ def command(
     and p-value and the trigger's response, for a lock the performance without and with the trigger, and what the thief
     needed.
     """
-    from stainlock.attack.rows import ways_in
+    from stainlock.attack.rows import thefts, ways_in
     from stainlock.attack.run import attack, check_names
     from stainlock.evaluate import Images
     from stainlock.keyfile import Key
@@ -93,7 +93,7 @@ def command(
     if key.kind == "lock":
         facts["opened_by"] = [row.attack for row in ways_in(rows)]
     report.result(facts | {"out": None if out is None else str(out)}, _table(rows))
-    if key.kind == "lock" and any(row.group == "thief" and row.verdict for row in rows):
+    if key.kind == "lock" and thefts(rows):
         cheap = ", ".join(facts["opened_by"])
         report.remark(f"opened by, the cheapest first: {cheap}" if cheap else "none of the thief's attacks opened it")
     if out is not None:

@@ -11,6 +11,7 @@ layers there can be quantised like those of any model, on images that carry the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
@@ -44,15 +45,9 @@ def layers_in_floats(locked: Target, key: Key) -> list[str]:
 def _in_order(target: Target) -> list[str]:
     """Modules in the order in which they return."""
     order: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *_, name=name: order.append(name))
-        for name, module in target.model.named_modules()
-        if name
-    ]
-    try:
-        with evaluation_mode(target.model), torch.inference_mode():
-            target.predict(synthetic_inputs(target, 1, torch.Generator().manual_seed(0)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, evaluation_mode(target.model), torch.inference_mode():
+        for name, module in target.model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(lambda *_, name=name: order.append(name)))
+        target.predict(synthetic_inputs(target, 1, torch.Generator().manual_seed(0)))
     return order
