@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,23 +38,21 @@ def command(
     seed: int | None,
 ) -> None:
     """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
-    from stainlock.network.sites import analyse
+    from stainlock.inspection import inspect
 
     if data is not None and not suitability:
         raise ValueError("expected --suitability with --data")
-    analysis = analyse(load_model(model, weights, seed))
-    recommended = _recommended(analysis)
-    lockable = _lockable(analysis)
-    sites = sorted(analysis.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
+    found = inspect(load_model(model, weights, seed))
+    recommended = found.recommended
     facts: dict[str, Any] = {
         "model": model,
         "recommended": recommended,
-        "sites": [_facts(s, s.name == recommended, lockable.get(s.name, [])) for s in sites],
+        "sites": [_facts(s, s.name == recommended, found.locks[s.name]) for s in found.sites],
     }
     if suitability:
-        _report_suitability(report, analysis, facts, data, limit)
+        _report_suitability(report, found.analysis, facts, data, limit)
         return
-    report.result(facts, _table(sites, recommended))
+    report.result(facts, _table(found.sites, recommended))
     if recommended is None:
         report.remark("No layer of this model can carry a detector that stays silent.")
     else:
@@ -94,36 +91,7 @@ def _suitability_table(found: Sequence[Suitability]) -> Table:
     return table
 
 
-def _recommended(analysis: Analysis) -> str | None:
-    from stainlock.errors import SiteError
-    from stainlock.stains.site_choice import choose_site
-
-    try:
-        return choose_site(analysis, additive=False).name
-    except SiteError:
-        return None
-
-
-def _lockable(analysis: Analysis) -> dict[str, list[str]]:
-    """For every site, the kinds of lock whose signal finds a way from there."""
-    from stainlock.errors import StainlockError
-    from stainlock.locks.parts.placement import place_gates
-    from stainlock.locks.parts.site_choice import lock_sites
-    from stainlock.network.wires import Network
-
-    found: dict[str, list[str]] = {}
-    try:
-        network = Network(analysis)
-    except StainlockError:  # it does not trace whole
-        return found
-    for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
-        place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
-        for site in lock_sites(analysis, place, smooth=not to_logits):
-            found.setdefault(site.name, []).append(kind)
-    return found
-
-
-def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
+def _facts(site: Site, recommended: bool, locks: Sequence[str]) -> dict[str, Any]:
     return {
         "site": site.name,
         "kind": site.kind,
@@ -131,7 +99,7 @@ def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
         "channels": site.channels,
         "activation": site.activation.name if site.activation else None,
         "patch": list(site.patch),
-        "locks": locks,
+        "locks": list(locks),
         "usable": site.problem is None,
         "problem": site.problem,
         "additive_problem": site.additive_problem,
@@ -141,7 +109,7 @@ def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
     }
 
 
-def _table(sites: list[Site], recommended: str | None) -> Table:
+def _table(sites: Sequence[Site], recommended: str | None) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-import stainlock
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
@@ -40,16 +38,9 @@ def output_options(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def with_report(as_json: bool, quiet: bool, **arguments: Any) -> int | None:
         with Report(as_json, quiet) as report:
-            _load_library()
             return verb(report, **arguments)
 
     return with_report
-
-
-def _load_library() -> None:
-    """Import the library, if the command started without it, before a factory's file asks for its names."""
-    if not hasattr(stainlock, "Target"):
-        importlib.reload(stainlock)
 
 
 def weights_option(verb: Verb) -> Verb:
