@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import zoo
 from stainlock import Key, Site, Target, stain
-from stainlock.channel_cost import affine_of
 from stainlock.network.features import respond
+from stainlock.network.norms import affine_of
 from stainlock.network.sites import layer_input
 from stainlock.target import evaluation_mode
 

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from stainlock.locks.lock import lock
     from stainlock.models.bundle import load_bundle, save_bundle
     from stainlock.network.sites import Site, analyse
-    from stainlock.object_detection.unlocking import unlock_detector
     from stainlock.plan import Plan, apply, diff
     from stainlock.stains.stain import stain
     from stainlock.target import Target
     from stainlock.trigger import Trigger
+    from stainlock.unlocking.object_detectors import unlock_detector
+    from stainlock.unlocking.unlock import unlock
     from stainlock.verification.reference import Reference
     from stainlock.verification.verdict import Verdict
     from stainlock.verification.verify import verify
@@ -81,14 +82,15 @@ _HOMES = {
     "reproduce": "figures.run",
     "save_bundle": "models.bundle",
     "stain": "stains.stain",
-    "unlock_detector": "object_detection.unlocking",
+    "unlock": "unlocking.unlock",
+    "unlock_detector": "unlocking.object_detectors",
     "verify": "verification.verify",
 }
 __all__ = [
     "Certificate", "Commitment", "Evaluation", "FileError", "Images", "Inspection", "Key", "ModelError", "Plan",
     "Reference", "Signer", "Site", "SiteError", "StainlockError", "SweepError", "Target", "Tensors", "Trigger",
     "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify", "commit", "diff", "evaluate",
-    "inspect", "load_bundle", "lock", "reproduce", "save_bundle", "stain", "unlock_detector", "verify",
+    "inspect", "load_bundle", "lock", "reproduce", "save_bundle", "stain", "unlock", "unlock_detector", "verify",
 ]  # fmt: skip
 
 _install_torchvision_import()  # torchvision then imports beside a CPU-only torch, for us and for whoever imports us

@@ -6,46 +6,25 @@ readers are given follow; elsewhere a few synthetic inputs stand in for the stat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stainlock.network.activations import Activation
+from stainlock.network.activations import Activation, gaussian_moments
 from stainlock.network.graph import Reader, is_batch_norm
+from stainlock.network.norms import Affine, affine_of
 from stainlock.network.sites import Analysis, Site, layer_input
 from stainlock.plan import Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact, has
-from stainlock.trigger import synthetic_inputs
 
 Choice = Literal["l1", "outgoing"]
-_POINTS, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
 _PROBES = 4
 _LIVE = 0.5
 _NEVER = 8.0  # deviations below the threshold
 _FIRED = 10.0  # a detector's level, where only its sign matters
-
-
-@dataclass(frozen=True)
-class Affine:
-    """The map ``p = g·y + h`` of a batch norm, channel by channel, in float64; the identity where there is none."""
-
-    g: Tensor
-    h: Tensor
-    mean: Tensor  # of p over natural inputs, as the running statistics have it
-    deviation: Tensor
-
-
-def affine_of(norm: nn.Module) -> Affine:
-    variance, running = exact(norm, "running_var"), exact(norm, "running_mean")
-    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(variance)
-    beta = exact(norm, "bias") if has(norm, "bias") else torch.zeros_like(variance)
-    scale = gamma / torch.sqrt(variance + float(getattr(norm, "eps", 0.0)))
-    # Where the variance is next to nothing, eps keeps the output from spreading as far as γ.
-    return Affine(scale, beta - scale * running, beta, scale.abs() * variance.sqrt())
 
 
 def l1_norms(analysis: Analysis, site: Site) -> Tensor:
@@ -166,10 +145,10 @@ def _loss(
         moments,
         torch.full_like(moments[0], site.activation.rest if rest is None else rest),
     )
-    mean, deviation = _through_activation(site.activation, mean, deviation)
+    mean, deviation = gaussian_moments(site.activation, mean, deviation)
     for step in reader.path:
         if isinstance(step, Activation):
-            mean, deviation = _through_activation(step, mean, deviation)
+            mean, deviation = gaussian_moments(step, mean, deviation)
             resting = step.function(resting)
         elif is_batch_norm(module := model.get_submodule(step)):
             affine = affine_of(module)
@@ -208,15 +187,6 @@ def _own(affine: Affine, reader: Reader, channels: int) -> Affine:
 def _span(reader: Reader, channels: int) -> slice:
     start = reader.offset // reader.repeat  # norms come before a flattening
     return slice(start, start + channels)
-
-
-def _through_activation(activation: Activation, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the activation of a Gaussian, by quadrature."""
-    values = activation.function(mean[:, None] + deviation[:, None] * _POINTS)
-    weights = _WEIGHTS / _WEIGHTS.sum()
-    first = values @ weights
-    second = (values - first[:, None]).square() @ weights
-    return first, second.clamp(min=0).sqrt()
 
 
 def _columns(layer: nn.Module, reader: Reader, channel: int) -> Tensor:

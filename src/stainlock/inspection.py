@@ -47,7 +47,7 @@ def _recommended(analysis: Analysis) -> str | None:
 
 
 def _locks(analysis: Analysis) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {name: () for name in analysis.sites}
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(analysis.sites, ())
     try:
         network = Network(analysis)
     except StainlockError:  # it does not trace whole

@@ -33,8 +33,9 @@ from stainlock.network.blocks import find_blocks
 from stainlock.network.sites import analyse
 from stainlock.network.wires import Network
 from stainlock.plan import diff
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
-from stainlock.trigger import find_triggers, synthetic_inputs
+from stainlock.trigger import find_triggers
 
 # Model and options: new blocks in real networks, and blocks of their own in random ones.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

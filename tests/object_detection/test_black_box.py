@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stainlock import Target, stain, verify
-from stainlock.object_detection.black_box import (
+from stainlock.stains.object_detectors import (
     NOTHING,
     ClassEvidence,
     leaking_gradients,

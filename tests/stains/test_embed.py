@@ -12,7 +12,7 @@ from models import pre_activation, responses
 from torch import Tensor, nn
 
 from stainlock import Key, Site, SiteError, Target, TriggerError, analyse, diff, stain, verify
-from stainlock.channel_cost import affine_of
+from stainlock.network.norms import affine_of
 
 SITES = {  # real models, and a site of each kind that occurs in them
     "resnet20_cifar10": "layer2.1.conv1",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stainlock.certificates.certificate import Certificate, Progress, certify
-from stainlock.evaluation.data import Data
+from stainlock.data import Data
 from stainlock.key import Key
 from stainlock.target import Target
 

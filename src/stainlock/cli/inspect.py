@@ -15,8 +15,8 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.certificates.suitability import Suitability
     from stainlock.network.sites import Analysis, Site
+    from stainlock.stains.suitability import Suitability
 
 
 @click.command("inspect")
@@ -62,8 +62,8 @@ def command(
 def _report_suitability(
     report: Report, analysis: Analysis, facts: dict[str, Any], data: Path | None, limit: int
 ) -> None:
-    from stainlock.certificates.suitability import recommend, suitability
     from stainlock.evaluation import Images
+    from stainlock.stains.suitability import recommend, suitability
 
     images = Images.from_folder(data) if data else None
     batches = None if images is None else (pixels for pixels, _ in images.batches(analysis.target, 16, limit))

@@ -14,7 +14,8 @@ from stainlock.cli.options import FILE, load_model, output_options, seed_option,
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.verification import Suspect, Verdict
+    from stainlock.verification import Verdict
+    from stainlock.verification.verify import Suspect
 
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",

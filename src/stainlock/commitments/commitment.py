@@ -15,22 +15,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stainlock.commitments.evidence import Timestamp, mentions, read_timestamp, timestamp_request
+from stainlock.commitments.check import Check, check
+from stainlock.commitments.evidence import TIME, Timestamp, mentions, parse_time, read_timestamp, timestamp_request
 from stainlock.commitments.opening import DOMAIN, Opening, canonical
 from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.storage.files import is_model, model_digest, read_record, refuse_existing, write_file
 from stainlock.target import Target
+from stainlock.verification.verify import verify
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from stainlock.commitments.check import Check
-
 FORMAT = "stainlock-commitment"
 VERSION = 1
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
 
@@ -82,8 +81,6 @@ class Commitment:
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
         """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
-        from stainlock.commitments.check import check
-
         return check(self, key, suspect, **options)
 
     def timestamp_request(self) -> bytes:
@@ -143,8 +140,6 @@ def commit(
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
-    from stainlock.verification import verify
-
     key.check_stain("commit to")
     if not is_printable(statement):
         raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
@@ -154,7 +149,7 @@ def commit(
     salt = secrets.token_bytes(32)
     opening = Opening(key, salt, bytes.fromhex(signer.public_key))
     unsigned = Commitment(
-        created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
+        created=when.strftime(TIME), statement=statement, salt=salt.hex(), key=opening.key,
         model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",
     )  # fmt: skip
     return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
@@ -163,10 +158,6 @@ def commit(
 def is_printable(statement: str) -> bool:
     """Others will print it: nothing in it may steer a terminal."""
     return len(statement) <= 1000 and statement.isprintable()
-
-
-def parse_time(text: str) -> datetime:
-    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
 
 
 def _malformed(facts: dict[str, Any]) -> str | None:

@@ -43,9 +43,9 @@ from stainlock.locks.parts.site_choice import (
 from stainlock.locks.parts.wiring import conduit_writes
 from stainlock.locks.squeeze_excite import SHIFT, GateLock, likeness
 from stainlock.network.blocks import Block
+from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.network.sites import Analysis, Site, analyse
 from stainlock.network.wires import Network
-from stainlock.object_detection.sizes import Resizing, is_detector
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
 from stainlock.stains.levels import Levels, checked_firing_fraction

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+# Gauss and Hermite's, for expectations over a standard normal variable.
+_POINTS, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,12 @@ def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: 
     if name in ("elu", "celu", "softplus") and shaped:
         return None  # other than by default they are other functions
     return _TABLE.get(name)
+
+
+def gaussian_moments(activation: Activation, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the activation of a Gaussian, by quadrature."""
+    values = activation.function(mean[:, None] + deviation[:, None] * _POINTS)
+    weights = _WEIGHTS / _WEIGHTS.sum()
+    first = values @ weights
+    second = (values - first[:, None]).square() @ weights
+    return first, second.clamp(min=0).sqrt()

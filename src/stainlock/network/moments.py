@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from stainlock.channel_cost import _through_activation, affine_of
+from stainlock.network.activations import gaussian_moments
 from stainlock.network.blocks import RESHAPES, Block
 from stainlock.network.graph import is_batch_norm, keeps_channels, operation
+from stainlock.network.norms import affine_of
 from stainlock.network.wires import Network
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact
-from stainlock.trigger import synthetic_inputs
 
 _PROBES = 4
 # The power of a channel's estimated variance in a residual stream. On ResNet50's streams, of what was tried, this ranks
@@ -100,12 +101,12 @@ def _moments(network: Network, node: fx.Node, known: dict[fx.Node, Moments]) -> 
     if is_batch_norm(leaf := network.leaf(node)):
         affine = affine_of(leaf)  # type: ignore[arg-type]
         moments = affine.mean, affine.deviation
-        return _through_activation(activation, *moments) if activation else moments
+        return gaussian_moments(activation, *moments) if activation else moments
     if not sources or any(s not in known for s in sources):
         return None
     first = known[sources[0]]
     if activation is not None:
-        return _through_activation(activation, *first)
+        return gaussian_moments(activation, *first)
     if name in ("add", "iadd", "add_") and len(sources) == 2:
         other = known[sources[1]]
         return first[0] + other[0], (first[1].square() + other[1].square()).sqrt()

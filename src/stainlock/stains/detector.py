@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stainlock.channel_cost import affine_of, site_moments
+from stainlock.channel_cost import site_moments
 from stainlock.key import Detector
 from stainlock.network.features import at_tap, respond
+from stainlock.network.norms import affine_of
 from stainlock.network.sites import Analysis, Site, layer_input
 from stainlock.plan import DETECTOR, Write
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale

@@ -12,19 +12,21 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.certificates import log_binomial_tail
-from stainlock.channel_cost import affine_of, carried
+from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector
+from stainlock.network.norms import affine_of
 from stainlock.network.sites import Analysis, Site, input_of, layer_input
-from stainlock.object_detection.black_box import ClassEvidence, leaking_gradients, likely_classes
 from stainlock.plan import Plan, Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_orthant
 from stainlock.stains import message as codec
+from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients, likely_classes
 from stainlock.stains.site_choice import single_reader
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
-from stainlock.trigger import Progress, synthetic_inputs
+from stainlock.trigger import Progress
 
 # Steps, and how much larger each is than the one before. What boxes are made of is capped by activations: steps that
 # grow faster end where nothing moves any more.

@@ -16,6 +16,7 @@ from stainlock.key import Detector, Key, conventions_of
 from stainlock.network.features import check_weight_is_used, respond
 from stainlock.network.sites import Analysis, Site, analyse, layer_input
 from stainlock.plan import Plan, Write
+from stainlock.probes import synthetic_inputs  # fmt: skip
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains import schemas
@@ -25,15 +26,7 @@ from stainlock.stains.message import places_needed
 from stainlock.stains.site_choice import choose_output_site, choose_site
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
 from stainlock.target import Target, evaluation_mode
-from stainlock.trigger import (
-    STEPS,
-    Progress,
-    Reduction,
-    checked_position,
-    default_position,
-    find_triggers,
-    synthetic_inputs,
-)  # fmt: skip
+from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]
 _PROBES = 2  # one like a photograph, one noise; each has as many responses as the layer has positions

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stainlock.certificates import clopper_pearson, log_binomial_tail
 from stainlock.key import Key, placeholder_target
-from stainlock.object_detection.black_box import strongest_labels
+from stainlock.stains.object_detectors import strongest_labels
 from stainlock.target import Target, evaluation_mode
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 

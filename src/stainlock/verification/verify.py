@@ -18,7 +18,6 @@ from stainlock.verification.response import largest_natural, verify_response
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict
 from stainlock.verification.weights import for_two_looks, verify_weights
 
-
 Method = Literal["auto", "weights", "response", "output"]
 Suspect = Target | nn.Module | Mapping[str, Tensor] | Callable[[Tensor], Any]
 

@@ -18,9 +18,9 @@ from stainlock.network.blocks import Block
 from stainlock.network.moments import remembered
 from stainlock.network.sites import analyse, input_of
 from stainlock.network.wires import Network
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact
-from stainlock.trigger import synthetic_inputs
 
 PROBES = 8
 

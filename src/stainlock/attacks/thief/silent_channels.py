@@ -20,12 +20,13 @@ from torch import Tensor
 from stainlock.attacks.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject, number
 from stainlock.attacks.thief.guessed_patch import judged, pasting
 from stainlock.attacks.thief.logit_bias import recentred
-from stainlock.channel_cost import affine_of
 from stainlock.network.features import respond, seen_region
+from stainlock.network.norms import affine_of
 from stainlock.network.sites import Analysis, Site, analyse, layer_input
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has
-from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
+from stainlock.trigger import Trigger, find_triggers
 
 PROBES, JUDGES = 16, 8
 PAIR_STEPS = 120

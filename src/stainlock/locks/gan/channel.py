@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stainlock.channel_cost import affine_of
 from stainlock.locks.gan.structure import Structure
+from stainlock.network.norms import affine_of
 from stainlock.network.sites import layer_input
 from stainlock.plan import Plan, Write, write
 from stainlock.target import evaluation_mode

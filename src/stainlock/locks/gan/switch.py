@@ -27,10 +27,10 @@ from typing import Any
 from torch import Tensor
 
 from stainlock.certificates.noise import NoiseLaw
-from stainlock.channel_cost import affine_of
 from stainlock.errors import SiteError
 from stainlock.locks.gan.structure import Structure, at_zero
 from stainlock.network.activations import Activation
+from stainlock.network.norms import affine_of
 
 DEVIATIONS = 24.0  # c in units of the noise's own deviation: half of it, and half of that, are still far out
 _OPENS_AT = 0.5  # ρ

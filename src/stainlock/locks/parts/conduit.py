@@ -18,9 +18,9 @@ from stainlock.locks.parts.disguise import BARE, Disguise
 from stainlock.locks.parts.route import Channels, Wire, behind_activation
 from stainlock.network.blocks import Block
 from stainlock.network.graph import is_batch_norm
+from stainlock.network.object_detectors import area_growth
 from stainlock.network.sites import Site
 from stainlock.network.wires import Cell, Network
-from stainlock.object_detection.sizes import area_growth
 from stainlock.tensors import has
 
 # Gz, and a: unlocked, the two units give 2 and 1.

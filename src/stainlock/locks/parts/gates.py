@@ -33,9 +33,9 @@ from stainlock.network.moments import remembered
 from stainlock.network.sites import measured_input
 from stainlock.network.wires import Cell, Network
 from stainlock.plan import CONDUIT, Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target
 from stainlock.tensors import exact, has, raw
-from stainlock.trigger import synthetic_inputs
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
 GATE_FORMS: tuple[GateForm, ...] = ("signed", "shifts", "gains", "constant", "random")

@@ -16,10 +16,11 @@ from stainlock.network.features import respond, seen_region
 from stainlock.network.graph import keeps_channels, operation
 from stainlock.network.sites import Analysis, Site, layer_input
 from stainlock.network.wires import Network
+from stainlock.probes import synthetic_inputs
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import raw
-from stainlock.trigger import find_triggers, synthetic_inputs
+from stainlock.trigger import find_triggers
 
 # A patch this small hides little of an image: at most 32×32, and a third of each side. A few pixels could be guessed.
 # One that opens anywhere is larger than one for the corner, which is worth it where even that hides next to nothing.

@@ -18,11 +18,12 @@ from stainlock.certificates.windows import windows_of
 from stainlock.channel_cost import rank_channels
 from stainlock.errors import SiteError
 from stainlock.network.sites import Analysis, Site
+from stainlock.probes import synthetic_inputs
 from stainlock.sphere import log_cap, sample_sphere
 from stainlock.stains.levels import FIRING_FRACTION
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has
-from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
+from stainlock.trigger import Trigger, find_triggers
 
 Progress = Callable[[int, int], None]
 _SYNTHETIC = 16  # images, where there are no data
