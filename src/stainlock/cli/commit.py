@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,8 +120,6 @@ def _made(
 
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
-    import json
-
     from stainlock.commitments import Commitment
     from stainlock.errors import FileError
 
