@@ -1,4 +1,9 @@
-"""Locks: models that are useless until the trigger is in their input."""
+"""Locks: models that are useless until the trigger is in their input.
+
+`lock` chooses the kind. `internal` and `squeeze_excite` are Algorithms 3 and 4, both by way of `convolutional` and the
+`parts`; `gan` is Algorithm 5, `vit` Algorithm 6. `quantise` says which layers stay in floats. What opens a lock is in
+`stainlock.unlocking`.
+"""
 
 from stainlock.locks.convolutional import lock_convolutional
 from stainlock.locks.gan.lock import lock_generator
