@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stainlock import Target
-from stainlock.network.graph import is_batch_norm
+from stainlock.network.norms import is_batch_norm
 from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
 

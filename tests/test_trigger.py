@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from stainlock import Target, Trigger, analyse
-from stainlock.network.features import crop_for, respond, seen_region
-from stainlock.network.sites import layer_input
+from stainlock.network.features import crop_for, layer_input, respond, seen_region
 from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere

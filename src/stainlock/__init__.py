@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from stainlock.key import Key
     from stainlock.locks.lock import lock
     from stainlock.models.bundle import load_bundle, save_bundle
-    from stainlock.network.sites import Site, analyse
+    from stainlock.network.network import analyse
+    from stainlock.network.sites import Site
     from stainlock.plan import Plan, apply, diff
     from stainlock.stains.stain import stain
     from stainlock.target import Target
@@ -69,7 +70,7 @@ _HOMES = {
     "TriggerError": "errors",
     "UnsupportedOp": "errors",
     "Verdict": "verification.verdict",
-    "analyse": "network.sites",
+    "analyse": "network.network",
     "apply": "plan",
     "attack": "attacks.run",
     "certify": "certificates.certificate",

@@ -8,8 +8,8 @@ from functools import partial
 from stainlock.errors import SiteError, StainlockError
 from stainlock.locks.parts.placement import place_gates
 from stainlock.locks.parts.site_choice import lock_sites
-from stainlock.network.sites import Analysis, Site, analyse
-from stainlock.network.wires import Network
+from stainlock.network.network import Network, analyse
+from stainlock.network.sites import Site
 from stainlock.stains.site_choice import choose_site
 from stainlock.target import Target
 
@@ -19,7 +19,7 @@ class Inspection:
     """What `inspect` finds: ``sites``, the usable ones first, the name of the one `stain` would choose, and for each
     site the kinds of lock whose signal finds a way from there."""
 
-    analysis: Analysis
+    network: Network
     sites: tuple[Site, ...]
     recommended: str | None
     locks: dict[str, tuple[str, ...]]
@@ -34,26 +34,26 @@ def inspect(target: Target) -> Inspection:
     >>> len(found.sites), found.recommended in {site.name for site in found.sites}
     (21, True)
     """
-    analysis = analyse(target)
-    sites = sorted(analysis.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
-    return Inspection(analysis, tuple(sites), _recommended(analysis), _locks(analysis))
+    network = analyse(target)
+    sites = sorted(network.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
+    return Inspection(network, tuple(sites), _recommended(network), _locks(network))
 
 
-def _recommended(analysis: Analysis) -> str | None:
+def _recommended(network: Network) -> str | None:
     try:
-        return choose_site(analysis, additive=False).name
+        return choose_site(network, additive=False).name
     except SiteError:
         return None
 
 
-def _locks(analysis: Analysis) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(analysis.sites, ())
+def _locks(network: Network) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(network.sites, ())
     try:
-        network = Network(analysis)
-    except StainlockError:  # it does not trace whole
+        network.part  # noqa: B018 (it must trace whole)
+    except StainlockError:
         return found
     for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
         place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
-        for site in lock_sites(analysis, place, smooth=not to_logits):
+        for site in lock_sites(network, place, smooth=not to_logits):
             found[site.name] += (kind,)
     return found

@@ -1,4 +1,4 @@
-"""Synthetic inputs: what stands in for natural images where there are none."""
+"""Synthetic inputs: what stands in for natural images where statistics are needed and there are no data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,29 @@ from torch import Tensor
 
 from stainlock.target import Target
 
+# How many inputs each estimate takes, and the seed they are drawn with: estimates repeat, and no two share inputs by
+# accident.
+_PURPOSES = {
+    "channel cost": (4, 0),
+    "natural responses": (2, 1),  # one like a photograph, one noise; each has as many responses as the layer positions
+    "lock responses": (4, 1),
+    "tokens": (8, 1),
+    "logits": (8, 2),
+    "patched": (4, 3),
+    "gate inputs": (8, 4),
+    "gate shifts": (8, 5),
+    "likeness": (8, 6),
+}
+
+
+def probes(target: Target, purpose: str) -> Tensor:
+    """The synthetic inputs for an estimate, always the same ones."""
+    count, seed = _PURPOSES[purpose]
+    return synthetic_inputs(target, count, torch.Generator().manual_seed(seed))
+
 
 def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> Tensor:
-    """Inputs that need no data: half with the 1/f spectrum of photographs, half plain noise, within the bounds."""
+    """Half with the 1/f spectrum of photographs, half plain noise, within the bounds."""
     low, high = target.bounds
     shape = (count, *target.input_shape)
     noise = torch.rand(shape, generator=generator, dtype=torch.float64)

@@ -349,8 +349,8 @@ def test_analysis_in_training_mode_is_the_same_and_draws_no_random_numbers(name:
     before = models.snapshot(training.model)
     found = analyse(training).sites
     models.assert_untouched(before, training.model)
-    assert {k: (s.norm, s.readers, s.stopped, s.problem) for k, s in found.items()} == {
-        k: (s.norm, s.readers, s.stopped, s.problem) for k, s in expected.items()
+    assert {k: (s.norm, s.readers, s.stops, s.problem) for k, s in found.items()} == {
+        k: (s.norm, s.readers, s.stops, s.problem) for k, s in expected.items()
     }
 
 

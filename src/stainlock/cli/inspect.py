@@ -15,7 +15,8 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.network.sites import Analysis, Site
+    from stainlock.network.network import Network
+    from stainlock.network.sites import Site
     from stainlock.stains.suitability import Suitability
 
 
@@ -50,7 +51,7 @@ def command(
         "sites": [_facts(s, s.name == recommended, found.locks[s.name]) for s in found.sites],
     }
     if suitability:
-        _report_suitability(report, found.analysis, facts, data, limit)
+        _report_suitability(report, found.network, facts, data, limit)
         return
     report.result(facts, _table(found.sites, recommended))
     if recommended is None:
@@ -59,19 +60,17 @@ def command(
         report.remark(f"Recommended: {recommended}, which `stainlock stain` takes when no --site is given.")
 
 
-def _report_suitability(
-    report: Report, analysis: Analysis, facts: dict[str, Any], data: Path | None, limit: int
-) -> None:
+def _report_suitability(report: Report, network: Network, facts: dict[str, Any], data: Path | None, limit: int) -> None:
     from stainlock.evaluation import Images
     from stainlock.stains.suitability import recommend, suitability
 
     images = Images.from_folder(data) if data else None
-    batches = None if images is None else (pixels for pixels, _ in images.batches(analysis.target, 16, limit))
+    batches = None if images is None else (pixels for pixels, _ in images.batches(network.target, 16, limit))
     with report.progress("triggers") as progress:
-        found = suitability(analysis, batches, progress=progress)
+        found = suitability(network, batches, progress=progress)
     measured = {s.site: dataclasses.asdict(s) for s in found}
     facts["sites"] = [entry | measured.get(entry["site"], {}) for entry in facts["sites"]]
-    facts["recommendation"] = recommend(analysis, found)
+    facts["recommendation"] = recommend(network, found)
     report.result(facts, _suitability_table(found), facts["recommendation"])
     report.remark(f"Natural features are from {', '.join(sorted({s.source for s in found}))}; bounds are estimates.")
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.locks.parts.conduit import Tap
-from stainlock.network.sites import measured_input
-from stainlock.network.wires import Network
+from stainlock.network.features import measured_input
+from stainlock.network.network import Network
 from stainlock.plan import DISRUPTOR, Write, write
 from stainlock.probes import synthetic_inputs
 from stainlock.sphere import sample_sphere

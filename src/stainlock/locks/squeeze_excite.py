@@ -33,8 +33,8 @@ from stainlock.locks.parts.conduit import Tap
 from stainlock.locks.parts.disguise import Disguise
 from stainlock.locks.parts.gates import signed
 from stainlock.network.blocks import Block
-from stainlock.network.sites import measured_input
-from stainlock.network.wires import Network
+from stainlock.network.features import measured_input
+from stainlock.network.network import Network
 from stainlock.plan import CONDUIT, DISRUPTOR, Write, write
 from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode

@@ -7,13 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-# Gauss and Hermite's, for expectations over a standard normal variable.
-_POINTS, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,14 @@ class Activation:
     @property
     def silences(self) -> bool:
         return self.leak == 0.0
+
+    @property
+    def never_negative(self) -> bool:
+        return self.name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus")
+
+    @property
+    def keeps_zero(self) -> bool:
+        return float(self.function(torch.zeros(1))) == 0.0
 
 
 _TABLE = {
@@ -96,12 +100,3 @@ def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: 
     if name in ("elu", "celu", "softplus") and shaped:
         return None  # other than by default they are other functions
     return _TABLE.get(name)
-
-
-def gaussian_moments(activation: Activation, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the activation of a Gaussian, by quadrature."""
-    values = activation.function(mean[:, None] + deviation[:, None] * _POINTS)
-    weights = _WEIGHTS / _WEIGHTS.sum()
-    first = values @ weights
-    second = (values - first[:, None]).square() @ weights
-    return first, second.clamp(min=0).sqrt()

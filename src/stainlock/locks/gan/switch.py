@@ -78,7 +78,7 @@ class Switch:
 def make_switch(structure: Structure, law: NoiseLaw, deviations: float) -> Switch:
     """Our own: a trigger of ``deviations`` times the noise's deviation."""
     activation = structure.first.activation
-    norm = structure.analysis.target.model.get_submodule(structure.first.norm or "")
+    norm = structure.network.target.model.get_submodule(structure.first.norm or "")
     rest = _REST * float(affine_of(norm).deviation.median()) or 1.0
     strength = deviations * law.deviation
     if activation is not None and _exactly_silent(structure, activation):
@@ -94,7 +94,7 @@ def paper_switch(structure: Structure, channel: int, paper: Paper) -> Switch:
     if activation is None or not activation.silences or activation.silent_below < 0:
         found = "none" if activation is None else activation.name
         raise SiteError(f"the paper's parameters need a ReLU after {structure.first.name}, found {found}")
-    norm = structure.analysis.target.model.get_submodule(structure.first.norm or "")
+    norm = structure.network.target.model.get_submodule(structure.first.norm or "")
     mu = float(norm.get_buffer("running_mean")[channel])
     beta = float(affine_of(norm).mean[channel])
     slope = -(paper.level - beta) * paper.delta / (paper.delta - mu)
