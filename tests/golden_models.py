@@ -6,6 +6,8 @@ what a seed draws, and how a library initialises, differs between versions.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,7 @@ class Convolutional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths, layers = (3, 12, 12, 12, 16), []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
         self.features = nn.Sequential(*layers[:6], nn.MaxPool2d(2), *layers[6:])
         self.pool = nn.AdaptiveAvgPool2d(1)

@@ -5,7 +5,7 @@ never written again, only read, by tests/test_golden.py. For each protection NAM
 
 - ``NAME/key``, ``NAME/bundle/`` and ``NAME/delta``, as that version saved them;
 - ``NAME/facts.json``: what the key says, and what verification found then;
-- ``NAME/outputs.safetensors``: inputs, and what the original and the protected model make of them, and of unlocked ones.
+- ``NAME/outputs.safetensors``: inputs, and the outputs of the original, the protected and the unlocked model.
 
 Beside them are each model's weights before (``MODEL.safetensors``), and of the first stain a certificate with its
 images, a commitment with the signer's public key, and the folder of an attack's results.
@@ -24,13 +24,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "benchmarks")]
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import golden_models
+
 import stainlock as sl
 from same_bits import blurred, key_facts
 
+HERE = Path(__file__).parent
 # The model, the function and its options.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "stain": ("convolutional", "stain", {"site": "features.7"}),
