@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from same_bits import key_facts
 from stainlock import Certificate, Commitment, Key, Plan, Target, load_bundle, verify
-from stainlock.attack.run import attack
-from stainlock.certify import check
-from stainlock.evaluate import Tensors
+from stainlock.attacks.run import attack
+from stainlock.certificates import check
+from stainlock.evaluation import Tensors
 
 GOLDEN = Path(__file__).parent / "golden"
 RELEASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir() and path.name[0].isdigit())

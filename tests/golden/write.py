@@ -128,8 +128,8 @@ def write_case(written: Path, final: Path, base: sl.Target, protected: sl.Target
 
 
 def write_evidence(written: Path, protected: sl.Target, key: sl.Key) -> None:
-    from stainlock.attack.run import attack
-    from stainlock.evaluate import Tensors
+    from stainlock.attacks.run import attack
+    from stainlock.evaluation import Tensors
 
     levels, pixels = bytes_and_pixels(protected, 12, seed=9)
     save_file({"images": levels}, written / "images.safetensors")
