@@ -135,6 +135,7 @@ def test_unlocked_equals_edited(name: str) -> None:
     assert it.key.details["residue"] <= EXACT
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", MODELS)
 def test_unlocked_equals_edited_to_rounding_in_float32(name: str) -> None:
     it = locked(name)
