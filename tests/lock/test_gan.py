@@ -26,8 +26,14 @@ from stainlock.plan import diff, write
 every = pytest.mark.parametrize(("name", "law"), [(name, law) for name in TARGETS for law in LAWS])
 
 
-@pytest.mark.exact
-@every
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        pytest.param(name, law, marks=() if name == "dcgan_faces32_generator" else pytest.mark.exact)
+        for name in TARGETS
+        for law in LAWS
+    ],
+)
 def test_unlocked_equals_edited_and_the_channel_is_silent_whatever_the_noise(name: str, law: str) -> None:
     """In float64, but for the trigger, whose numbers are kept in float32."""
     it, stored = locked(name, law, exact=True), 16 * torch.finfo(torch.float32).eps

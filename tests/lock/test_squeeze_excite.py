@@ -77,7 +77,6 @@ def test_unlocked_equals_edited(case: str) -> None:
     assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
 
 
-@pytest.mark.exact
 @pytest.mark.parametrize(
     "case",
     [
@@ -439,7 +438,6 @@ def test_gates_are_no_more_than_it_takes() -> None:
         assert len(fewer) < LEAST_CUTS or sum(fewer) < SECRETS
 
 
-@pytest.mark.exact
 @pytest.mark.parametrize("form", ["signed", "gains"])
 def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
     base = double(zoo_random.settled("resnet50", 64, 10))

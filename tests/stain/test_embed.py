@@ -77,7 +77,6 @@ def scale_of(target: Target, key: Key, index: int = 0) -> float:
     return max(abs(detector.trigger_level or 0), abs(detector.rest_level or 0), 1.0)
 
 
-@pytest.mark.exact
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("name", SITES)
 def test_the_trigger_reaches_its_level_on_real_models(name: str, additive: bool) -> None:
