@@ -210,7 +210,7 @@ def responses(target: Target, site: Site, vector: Tensor, images: Tensor, channe
     """v·φ at every position: ``(N, *grid)``."""
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, images)
-        return respond(site, target, features, vector[None].float(), site.group_of(channel))[:, 0]
+        return respond(site, target, features, vector[None].to(target.dtype), site.group_of(channel))[:, 0]
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
