@@ -78,11 +78,11 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def unpack(
-    path: Path, kind: str, version: int, upgrade: Upgrade | None = None
+    path: Path, kind: str, version: int, upgrades: Mapping[int, Upgrade] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `pack` wrote; a truncated, altered, foreign or newer file gets one clear line.
 
-    ``upgrade`` turns the facts of the version before into those of this one.
+    ``upgrades`` turn the facts of older versions into those of this one.
     """
     try:
         content = path.read_bytes()
@@ -99,8 +99,9 @@ def unpack(
     found = metadata.get("format")
     if found != f"stainlock-{kind}":
         raise FileError(f"{path} is not a stainlock {kind} file: its format is {found or 'not given'}")
-    older = upgrade is not None and metadata.get("version") == str(version - 1)
-    if metadata.get("version") != str(version) and not older:
+    known: dict[str | None, Upgrade | None] = {str(version): None}
+    known |= {str(older): upgrade for older, upgrade in (upgrades or {}).items()}
+    if metadata.get("version") not in known:
         raise FileError(
             f"{path} has {kind} format version {metadata.get('version')}, this program reads {version}:"
             " update stainlock"
@@ -109,7 +110,8 @@ def unpack(
     if checksum != _checksum(metadata, tensors):
         raise FileError(f"{path} was altered after it was written: its checksum does not match")
     facts: dict[str, Any] = json.loads(metadata["facts"])
-    return upgrade(facts) if upgrade is not None and older else facts, tensors
+    upgrade = known[metadata["version"]]
+    return facts if upgrade is None else upgrade(facts), tensors
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
@@ -185,8 +187,11 @@ def _identity(model: nn.Module) -> dict[str, Tensor]:
     return {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
 
 
-def read_record(path: str | Path, what: str, format: str, version: int, fields: Collection[str]) -> dict[str, Any]:
-    """The facts of a JSON file that says what it is, all of them; else one clear line."""
+def read_record(
+    path: str | Path, what: str, format: str, version: int, fields: Collection[str], *, older: Collection[int] = ()
+) -> dict[str, Any]:
+    """The facts of a JSON file that says what it is, all of them, of this version or an older one that is still read;
+    else one clear line."""
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -195,7 +200,7 @@ def read_record(path: str | Path, what: str, format: str, version: int, fields: 
         raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
     if not isinstance(facts, dict) or facts.get("format") != format:
         raise FileError(f"{path} is not a stainlock {what}")
-    if facts.get("version") != version:
+    if facts.get("version") not in (version, *older):
         raise FileError(
             f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
         )
