@@ -173,9 +173,7 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
-        facts, tensors = unpack(
-            Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts}
-        )
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
             detectors = tuple(
                 Detector(

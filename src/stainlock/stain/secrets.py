@@ -68,7 +68,7 @@ def first_class(key: Key) -> int:
 
 
 def classes_are_drawn(key: Key) -> bool:
-    """Whether the classes follow from the seed. Version 0.1.0 did not record what an object detector's were drawn of."""
+    """Whether the classes follow from the seed: of object detectors version 0.1.0 did not keep what it drew from."""
     return bool(key.details["random_classes"]) and not (is_legacy(key) and first_class(key))
 
 

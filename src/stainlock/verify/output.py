@@ -16,7 +16,6 @@ from stainlock.stain.secrets import check_secrets, class_rate, classes_are_drawn
 from stainlock.target import Target, evaluation_mode
 from stainlock.verify.verdict import SIGNIFICANCE, Verdict, concluded
 
-
 _SAME_TO_PEOPLE = 3  # as many as `_same_to_people` returns
 
 
