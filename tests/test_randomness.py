@@ -91,7 +91,8 @@ def test_stains_secrets_are_what_docs_key_format_specifies_for_ever() -> None:
 def test_a_stream_is_bound_to_the_whole_of_everything_it_is_for() -> None:
     streams = [
         Stream(1, "detector", 2, 3, b""), Stream(12, "detector", 2, 3, b""), Stream(1, "detectors", 2, 3, b""),
-        Stream(1, "d", 2, 3, b""), Stream(1, "detector", 23, b""), Stream(1, "detector", 2, 3), Stream(1, "detector", 3, 2, b""),
+        Stream(1, "d", 2, 3, b""), Stream(1, "detector", 23, b""), Stream(1, "detector", 2, 3),
+        Stream(1, "detector", 3, 2, b""),
         Stream(1, "detector2", 3, b""), Stream(1, "detector", 2, 3, b"", b""), Stream(1, "detector", 2, 3, b"\0"),
     ]  # fmt: skip
     assert len({stream.take(32) for stream in streams}) == len(streams)
