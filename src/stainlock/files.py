@@ -71,7 +71,17 @@ def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     metadata = {"format": f"stainlock-{kind}", "version": str(version), "facts": text}
-    return save_tensors(stored, metadata | {"checksum": _checksum(metadata, stored)})
+    return _ordered(save_tensors(stored, metadata | {"checksum": _checksum(metadata, stored)}))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with its metadata in the order of their names, which the library writes in any order."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
