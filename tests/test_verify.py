@@ -253,7 +253,7 @@ def black_boxes(target: Target) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", ["logits", "classes", "numpy", "module", "module in training mode", "half precision"])
 def test_black_boxes_of_every_form(form: str) -> None:
-    marked, key = models.stained("vgg16_cifar10", schema="output", count=12)
+    marked, key = models.stained("vgg16_cifar10", schema="output", count=16)
     suspect = black_boxes(marked)[form]
     before = models.snapshot(suspect) if isinstance(suspect, nn.Module) else None
     verdict = verify(suspect, key, method="output")
@@ -266,7 +266,7 @@ def test_black_boxes_of_every_form(form: str) -> None:
 
 def test_an_onnx_session_is_a_black_box(tmp_path: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    marked, key = models.stained("vgg16_cifar10", schema="output", count=12)
+    marked, key = models.stained("vgg16_cifar10", schema="output", count=16)
     path = tmp_path / "model.onnx"
     torch.onnx.export(marked.model, (torch.zeros(1, 3, 32, 32),), path, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -276,7 +276,7 @@ def test_an_onnx_session_is_a_black_box(tmp_path: Any) -> None:
 
 
 def test_answers_that_are_no_classes_are_told() -> None:
-    _, key = models.stained("vgg16_cifar10", schema="output", count=12)
+    _, key = models.stained("vgg16_cifar10", schema="output", count=16)
     with pytest.raises(ValueError, match="expected logits"):
         verify(lambda inputs: inputs, key)
 

@@ -131,7 +131,7 @@ def test_activation_messages_need_channels_enough() -> None:
 
 OUTPUTS: list[tuple[str, dict[str, Any]]] = [
     ("resnet20_cifar10", {"count": 12}),
-    ("vgg16_cifar10", {"count": 12}),
+    ("vgg16_cifar10", {"count": 16}),
     ("vit_cifar10", {"count": 12}),
     ("vit_cifar10_torchvision", {"count": 12}),
 ]
@@ -158,7 +158,7 @@ def test_triggers_get_their_classes_and_nothing_else_does(name: str, options: di
     verdict = verify(marked, key, method="output")
     assert verdict.statistic == 1
     assert verdict.stained
-    assert verdict.p_value >= 10.0 ** -options["count"]  # ten classes
+    assert verdict.p_value >= 0.99 * 10.0 ** -options["count"]  # ten classes
     assert verify(target, key, method="output").p_value > 1e-3
 
 
