@@ -187,7 +187,7 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> Plan:
         facts, tensors = unpack(
-            Path(path), "delta", DELTA_VERSION, lambda first: first | {"insertions": [], "removals": []}
+            Path(path), "delta", DELTA_VERSION, {1: lambda first: first | {"insertions": [], "removals": []}}
         )
         return replace(Plan.from_tensors(facts, tensors), base=facts["base"])
 
