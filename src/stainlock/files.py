@@ -146,8 +146,13 @@ def model_digest(model: nn.Module) -> str:
 
 def is_model(model: nn.Module, digest: str) -> bool:
     """Whether this is the model a digest was made of, by the way of this version or the first."""
-    state = _identity(model)
-    return digest == tensor_digest(state) or digest == _first_digest(state)
+    return is_state(model.state_dict(), digest)
+
+
+def is_state(state: Mapping[str, Tensor], digest: str) -> bool:
+    """The same of a model's bare weights."""
+    counted = _counted(state)
+    return digest == tensor_digest(counted) or digest == _first_digest(counted)
 
 
 def _first_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -182,7 +187,11 @@ def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> 
 
 
 def _identity(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    return _counted(model.state_dict())
+
+
+def _counted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
 
 
 def read_record(path: str | Path, what: str, format: str, version: int, fields: Collection[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -50,6 +50,7 @@ _MEANING = {
 @click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds.")
 @click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate and say whether"
               " it holds (exit status 0) or not (1).")  # fmt: skip
+@code_options
 @weights_option
 @seed_option("Seed of --noise and of --weights random.")
 @output_options
@@ -69,6 +70,7 @@ def command(
     checked: Path | None,
     weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> int:
     """Bounds on false positives: how often natural inputs make the detectors of a key fire in MODEL.
 
@@ -91,10 +93,10 @@ def command(
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"the certificate itself says how it was made: leave out {surplus[0]} with --check")
         claimed = Certificate.load(checked)
-        target = load_model(model, weights, seed)
+        target = load_model(model, weights, seed, code)
         return _check(report, claimed, target, key, images or _noise(target, noise, law, seed))
     with Outputs([path for path in (out, plot) if path is not None]) as outputs:
-        target = load_model(model, weights, seed)
+        target = load_model(model, weights, seed, code)
         inputs = images or _noise(target, noise, law, seed)
         with report.progress("responses to natural inputs") as progress:
             certificate = certify(
