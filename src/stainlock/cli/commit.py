@@ -14,6 +14,8 @@ from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from stainlock.commitment import Commitment, Signer
     from stainlock.target import Target
 
@@ -84,7 +86,7 @@ def command(
             assert model is not None
             assert key_file is not None
             signer = _signer(signing_key)
-            load = partial(load_model, model, weights, seed, code)
+            load = partial(_load, model, weights, seed, code)
             commitment = _made(report, key_file, signer, statement or "", load)
             if new_signing_key is not None:
                 signer.save(outputs.place(new_signing_key))
@@ -112,7 +114,9 @@ def _signer(path: Path | None) -> Signer:
     return Signer.new() if path is None else Signer.load(path)
 
 
-def _made(report: Report, key_file: Path, signer: Signer, statement: str, load: Callable[[], Target]) -> Commitment:
+def _made(
+    report: Report, key_file: Path, signer: Signer, statement: str, load: Callable[[], Target | dict[str, Tensor]]
+) -> Commitment:
     from stainlock.commitment import commit
     from stainlock.keyfile import Key
 
@@ -120,6 +124,15 @@ def _made(report: Report, key_file: Path, signer: Signer, statement: str, load: 
     if key.seed < _GUESSABLE:
         report.remark("note: this key was made with --seed: whoever guesses the seed can open the commitment")
     return commit(load(), key, signer, statement=statement)
+
+
+def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Target | dict[str, Tensor]:
+    """Of a bundle the weights alone, which are enough where they show the stain."""
+    from stainlock.bundle import Bundle
+
+    if Path(model).is_dir() and weights is None and not code.given:
+        return Bundle.read(model).weights
+    return load_model(model, weights, seed, code)
 
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:

@@ -9,17 +9,19 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from stainlock.commitment.evidence import Timestamp, mentions, read_timestamp, timestamp_request
-from stainlock.commitment.opening import DOMAIN, Opening, canonical
+from stainlock.commitment.opening import DOMAIN, Opening, canonical, suspect_digest
 from stainlock.commitment.signing import Signer, is_signed
 from stainlock.errors import FileError
-from stainlock.files import is_model, model_digest, read_record, refuse_existing, write_file
+from stainlock.files import is_state, read_record, refuse_existing, write_file
 from stainlock.keyfile import Key
 from stainlock.target import Target
 
@@ -137,9 +139,16 @@ class Commitment:
 
 
 def commit(
-    target: Target, key: Key, signer: Signer, *, statement: str = "", created: datetime | None = None
+    target: Target | Mapping[str, Tensor],
+    key: Key,
+    signer: Signer,
+    *,
+    statement: str = "",
+    created: datetime | None = None,
 ) -> Commitment:
     """Commit to a key and to the model that is stained with it: the protected one, or what became of it since.
+
+    Its bare weights will do, as long as they show the stain.
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
@@ -148,14 +157,15 @@ def commit(
     key.check_stain("commit to")
     if not is_printable(statement):
         raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
-    if not is_model(target.model, key.protected_digest) and not verify(target, key).stained:
+    state = target.model.state_dict() if isinstance(target, Target) else target
+    if not is_state(state, key.protected_digest) and not verify(target, key).stained:
         raise FileError("this key is for another model: expected the stained one, or one made from it")
     when = (created or datetime.now(UTC)).astimezone(UTC)
     salt = secrets.token_bytes(32)
     opening = Opening(key, salt, bytes.fromhex(signer.public_key))
     unsigned = Commitment(
         created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
-        model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",
+        model=opening.model(suspect_digest(target) or ""), public_key=signer.public_key, signature="",
     )  # fmt: skip
     return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
 
