@@ -69,7 +69,8 @@ def test_a_factorys_bundle_loads_in_another_process_from_another_folder(
     key.save(tmp_path / "k.key")
     script = (
         "import os, sys; from stainlock import Key, load_bundle, verify; "
-        "b = load_bundle(sys.argv[1], model=sys.argv[3]); print(verify(b, Key.load(sys.argv[2]), method='weights').stained)"
+        "b, k = load_bundle(sys.argv[1], model=sys.argv[3]), Key.load(sys.argv[2]); "
+        "print(verify(b, k, method='weights').stained)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder), str(tmp_path / "k.key"), factory],

@@ -132,9 +132,7 @@ def test_the_stock_ssdlite_is_locked_from_the_command_line(run: Run, tmp_path: P
         "squeeze-excite", "--out", locked, "--key", key, "--seed", 1, "--json",
     )  # fmt: skip
     assert made.status == 0, made.stderr
-    told = run(
-        "evaluate", locked, "--model", model, "--data", zoo.SHARED / "data" / "coco64", "--key", key, "--json"
-    ).facts
+    told = run("evaluate", locked, "--data", zoo.SHARED / "data" / "coco64", "--key", key, "--json").facts
     assert told["original"] == pytest.approx(0.311, abs=0.002)
     assert told["locked"] <= 0.005
     assert told["unlocked"] == pytest.approx(told["original_patch"], abs=0.005)

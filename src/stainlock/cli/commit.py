@@ -115,7 +115,11 @@ def _signer(path: Path | None) -> Signer:
 
 
 def _made(
-    report: Report, key_file: Path, signer: Signer, statement: str, load: Callable[[], Target | dict[str, Tensor]]
+    report: Report,
+    key_file: Path,
+    signer: Signer,
+    statement: str,
+    load: Callable[[], Target | dict[str, Tensor]],
 ) -> Commitment:
     from stainlock.commitment import commit
     from stainlock.keyfile import Key
