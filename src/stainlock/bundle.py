@@ -134,7 +134,7 @@ class Bundle:
         """The ``FILE.py:FACTORY`` that would be run if the bundle is trusted: in its folder, or beside that."""
         file, _, factory = self.reference.rpartition(":")
         folder = self.path.resolve()
-        places = [folder / file, folder.parent / file]
+        places = [(folder / file).resolve(), (folder.parent / file).resolve()]
         return f"{next((place for place in places if place.is_file()), places[0])}:{factory}"
 
     def build(self, *, model: Architecture | None = None, trust_code: bool = False) -> Target:

@@ -108,8 +108,13 @@ def unpack(
     checksum = metadata.pop("checksum", None)
     if checksum != _checksum(metadata, tensors):
         raise FileError(f"{path} was altered after it was written: its checksum does not match")
-    facts: dict[str, Any] = json.loads(metadata["facts"])
-    return upgrade(facts) if upgrade is not None and older else facts, tensors
+    try:
+        facts: dict[str, Any] = json.loads(metadata["facts"])
+        if not isinstance(facts, dict):
+            raise TypeError("expected an object as facts")
+        return upgrade(facts) if upgrade is not None and older else facts, tensors
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not a complete {kind} file: {error}") from error
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

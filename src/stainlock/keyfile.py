@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from stainlock.checks import check_key
 from stainlock.errors import FileError
 from stainlock.features import Region
 from stainlock.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
@@ -172,6 +173,7 @@ class Key:
     def load(path: str | Path) -> Key:
         facts, tensors = unpack(Path(path), "key", KEY_VERSION, _from_first_version)
         try:
+            check_key(facts, tensors)
             detectors = tuple(
                 Detector(
                     tensors[f"detector.{i}"],
