@@ -79,6 +79,74 @@ def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         _expect(trigger.dtype == torch.uint8 or trigger.is_floating_point(), "a trigger of numbers", trigger.dtype)
 
 
+def check_certificate(facts: Mapping[str, Any]) -> None:
+    """The types of a certificate's facts; whether they are true is for whoever computes them anew."""
+    _one_of(facts, "level", ("position", "image"))
+    for name in ("site", "model_digest", "data_digest", "key_digest", "secret"):
+        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+    for name in ("confidence", "threshold", "trigger_response", "largest_response", "trace", "mean_norm",
+                 "perturbation"):  # fmt: skip
+        _number(facts[name], name)
+    for name in ("samples", "images", "positions", "detectors", "dimension", "input_groups"):
+        _whole(facts[name], name, 1)
+    _whole(facts["exceedances"], "exceedances", 0)
+    _check_limit(facts["limit"])
+    if facts["public_threshold"] is not None:
+        _number(facts["public_threshold"], "public_threshold")
+    _numbers(facts["bounds"], "bounds")
+    _numbers(
+        {name: 0.0 if log is None else log for name, log in _object(facts, "log10_bounds").items()}, "log10_bounds"
+    )
+    _expect(
+        all(isinstance(text, str) for text in _object(facts, "assumptions").values()), "texts as assumptions", "others"
+    )
+    curve = _object(facts, "curve")
+    for name in ("threshold", "exceedances", *facts["bounds"]):
+        _expect(isinstance(curve[name], list) and len(curve[name]) == len(curve["threshold"]) <= 10_000,
+                f"as many numbers as thresholds as curve.{name}", "others")  # fmt: skip
+        for value in curve[name]:
+            _number(value, f"curve.{name}")
+
+
+def check_public_certificate(facts: Mapping[str, Any]) -> None:
+    """The same of a public certificate."""
+    _one_of(facts, "level", ("position", "image"))
+    for name in ("model_digest", "data_digest", "key_digest"):
+        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+    for name in ("confidence", "threshold"):
+        _number(facts[name], name)
+    for name in ("samples", "images", "detectors"):
+        _whole(facts[name], name, 1)
+    _whole(facts["exceedances"], "exceedances", 0)
+    _check_limit(facts["limit"])
+    _expect(isinstance(facts["covers_firing"], bool), "true or false as covers_firing", facts["covers_firing"])
+    _numbers(facts["bounds"], "bounds")
+    _expect(
+        all(isinstance(text, str) for text in _object(facts, "assumptions").values()), "texts as assumptions", "others"
+    )
+
+
+def _check_assumptions(facts: Mapping[str, Any]) -> None:
+    texts = _object(facts, "assumptions").values()
+    _expect(all(isinstance(text, str) for text in texts), "texts as assumptions", "others")
+
+
+def _check_limit(limit: Any) -> None:
+    if limit is not None:
+        _whole(limit, "limit", 1)
+
+
+def _object(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
+    _expect(isinstance(facts[name], dict), f"an object as {name}", facts[name])
+    return dict(facts[name])
+
+
+def _numbers(values: Any, name: str) -> None:
+    _expect(isinstance(values, dict), f"an object as {name}", values)
+    for part, value in values.items():
+        _number(value, f"{name}.{part}")
+
+
 def _check_conventions(conventions: Mapping[str, Any]) -> None:
     _wholes(conventions["input_shape"], "input_shape", 1)
     for name in ("mean", "std", "bounds"):

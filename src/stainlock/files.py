@@ -199,8 +199,18 @@ def _counted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
 
 
-def read_record(path: str | Path, what: str, format: str, version: int, fields: Collection[str]) -> dict[str, Any]:
-    """The facts of a JSON file that says what it is, all of them; else one clear line."""
+def read_record(
+    path: str | Path,
+    what: str,
+    format: str,
+    version: int,
+    fields: Collection[str],
+    of_version_before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The facts of a JSON file that says what it is, all of them; else one clear line.
+
+    ``of_version_before`` are the facts that the version before did not have, if that is read too.
+    """
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -209,7 +219,9 @@ def read_record(path: str | Path, what: str, format: str, version: int, fields: 
         raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
     if not isinstance(facts, dict) or facts.get("format") != format:
         raise FileError(f"{path} is not a stainlock {what}")
-    if facts.get("version") != version:
+    if of_version_before is not None and facts.get("version") == version - 1:
+        facts = {**of_version_before, **facts}
+    elif facts.get("version") != version:
         raise FileError(
             f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
         )

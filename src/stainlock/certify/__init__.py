@@ -22,12 +22,14 @@ from stainlock.certify.geometric import (
     theorem1_sharp,
 )
 from stainlock.certify.perturbation import measured_perturbation
+from stainlock.certify.public import PublicCertificate, publish, read_certificate
 from stainlock.certify.statistics import Moments, Statistics
 
 __all__ = [
     "Certificate",
     "Check",
     "Moments",
+    "PublicCertificate",
     "Statistics",
     "cantelli",
     "cap_expectation",
@@ -44,6 +46,8 @@ __all__ = [
     "mean_upper_bound",
     "measured_perturbation",
     "printed_constant",
+    "publish",
+    "read_certificate",
     "sharp_constant",
     "theorem1",
     "theorem1_printed",

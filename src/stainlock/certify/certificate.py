@@ -1,4 +1,8 @@
-"""Certificates: how likely natural inputs make a key's detectors fire, as a file that anyone with the key can check."""
+"""Certificates: how likely natural inputs make a key's detectors fire, as a file that anyone with the key can check.
+
+The file is a secret: with the model and the images its numbers tell which channel is stained. `publish` makes one
+that may be shown to anyone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from torch import Tensor
 from stainlock.certify.bounds import SMALLEST, Level, assumptions, checked_moments, log_bounds
 from stainlock.certify.law import Law
 from stainlock.certify.statistics import Statistics
-from stainlock.errors import SiteError
+from stainlock.checks import check_certificate
+from stainlock.errors import FileError, SiteError
 from stainlock.evaluate.data import Data
 from stainlock.files import model_digest, read_record, tensor_digest, write_file
 from stainlock.keyfile import Key
@@ -27,7 +32,8 @@ from stainlock.sphere import FloatArray
 from stainlock.target import Target
 
 FORMAT = "stainlock-certificate"
-VERSION = 1
+VERSION = 2
+SECRET = "secret, as the key is: with the model and the images these numbers tell which channel is stained"
 CURVE_POINTS = 32  # thresholds of the curve, from near 0 to a little above the trigger's response
 Progress = Callable[[int, int], None]
 
@@ -38,7 +44,7 @@ class Certificate:
 
     ``level`` says what a sample is: one of the non-overlapping positions of an image, as in the paper, or an image,
     which exceeds if any position does, overlapping ones included. A bound of 1 is no bound. ``curve`` has the same
-    for a range of thresholds. Nothing secret is in it.
+    for a range of thresholds. Keep it as you keep the key: what may be shown to others is what `publish` makes of it.
     """
 
     site: str
@@ -64,6 +70,9 @@ class Certificate:
     data_digest: str
     key_digest: str
     curve: dict[str, list[float]] = field(repr=False)
+    input_groups: int = 1
+    public_threshold: float | None = None  # on a coarse grid, below the threshold
+    secret: str = SECRET
     format: str = FORMAT
     version: int = VERSION
 
@@ -71,13 +80,18 @@ class Certificate:
         return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the file whole or not at all."""
-        write_file(Path(path), self.to_json().encode())
+        """Write the file whole or not at all, readable by its owner alone."""
+        write_file(Path(path), self.to_json().encode(), secret=True)
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
         names = {f.name for f in dataclasses.fields(Certificate)}
-        facts = read_record(path, "certificate", FORMAT, VERSION, names)
+        first = {"input_groups": 1, "public_threshold": None, "secret": SECRET}  # what the first version did not say
+        facts = read_record(path, "certificate", FORMAT, VERSION, names, of_version_before=first)
+        try:
+            check_certificate(facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is not a complete certificate: {error}") from error
         return Certificate(**facts)
 
 
@@ -115,7 +129,9 @@ def certify(
     site = site_of_key(target, key)
     # Of a lock's detectors one at least must pass the threshold for it to open, as of a stain's to be taken for one.
     detectors, R = key.detectors, key.trigger_response
-    thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, Δ]) - perturbation
+    coarse = _coarse(Δ) if Δ > 0 and not perturbation else None
+    points = [Δ] if coarse is None else [Δ, coarse]
+    thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, *points]) - perturbation
     statistics = Statistics(
         target, site, torch.stack([d.vector for d in detectors]), thresholds,
         groups=[site.group_of(d.channel) for d in detectors], overlapping=level == "image", law=law,
@@ -144,6 +160,7 @@ def certify(
         key_digest=detectors_digest(key),
         curve={"threshold": (thresholds + perturbation).tolist(), "exceedances": counts.tolist()}
         | {name: value.tolist() for name, value in values.items()},
+        input_groups=site.groups, public_threshold=coarse,
     )  # fmt: skip
 
 
@@ -156,6 +173,11 @@ def site_of_key(target: Target, key: Key) -> Site:
         raise SiteError(f"{site.name} is a {site.kind} of dimension {site.dimension}, the key's a {key.site_kind} of"
                         f" {key.dimension}: expected the model that the key was made with")  # fmt: skip
     return site
+
+
+def _coarse(threshold: float) -> float:
+    """The next lower threshold of the grid 2^(k/4), itself if it is on it."""
+    return float(2 ** (math.floor(4 * math.log2(threshold) + 1e-9) / 4))
 
 
 def detectors_digest(key: Key) -> str:

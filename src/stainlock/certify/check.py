@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stainlock.certify.certificate import Certificate, Progress, certify
+from stainlock.certify.public import PublicCertificate, publish
 from stainlock.evaluate.data import Data
 from stainlock.keyfile import Key
 from stainlock.target import Target
@@ -31,7 +32,7 @@ class Check:
 
 
 def check(
-    certificate: Certificate,
+    certificate: Certificate | PublicCertificate,
     target: Target,
     key: Key,
     data: Data | Iterable[Any],
@@ -43,17 +44,29 @@ def check(
     try:
         anew = certify(
             target, key, data, level=certificate.level, confidence=certificate.confidence,
-            threshold=certificate.threshold, perturbation=certificate.perturbation, limit=certificate.limit,
+            threshold=certificate.threshold, perturbation=getattr(certificate, "perturbation", 0.0),
+            limit=certificate.limit,
             batch_size=batch_size, progress=progress,
         )  # fmt: skip
+        found = publish(anew, key) if isinstance(certificate, PublicCertificate) else _as_of(certificate.version, anew)
     except (ValueError, TypeError) as error:
         return Check(False, (f"it can't be computed: {error}",))
-    differences = [text for name, text in _DIGESTS.items() if getattr(anew, name) != getattr(certificate, name)]
-    for entry in dataclasses.fields(Certificate):
+    differences = [text for name, text in _DIGESTS.items() if getattr(found, name) != getattr(certificate, name)]
+    for entry in dataclasses.fields(certificate):
         if entry.name not in _DIGESTS:
-            claimed, found = getattr(certificate, entry.name), getattr(anew, entry.name)
-            differences += _compare(entry.name, claimed, found)
+            differences += _compare(entry.name, getattr(certificate, entry.name), getattr(found, entry.name))
     return Check(not differences, tuple(differences))
+
+
+def _as_of(version: int, certificate: Certificate) -> Certificate:
+    """As an earlier version would have made it: the first had no threshold to publish."""
+    if version == certificate.version:
+        return certificate
+    curve = certificate.curve
+    extra = certificate.public_threshold if certificate.public_threshold != certificate.threshold else None
+    kept = [i for i, threshold in enumerate(curve["threshold"]) if threshold != extra]
+    shorter = {name: [values[i] for i in kept] for name, values in curve.items()}
+    return dataclasses.replace(certificate, curve=shorter, version=version, public_threshold=None, input_groups=1)
 
 
 def _compare(name: str, claimed: Any, found: Any) -> list[str]:

@@ -15,7 +15,7 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.certify import Certificate
+    from stainlock.certify import Certificate, PublicCertificate
     from stainlock.evaluate import Data
     from stainlock.target import Target
 
@@ -46,8 +46,12 @@ _MEANING = {
 @click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
 @click.option("--threshold", type=float, help="For the unit detector's response; by default where it begins to fire.")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
-@click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate.")
-@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds.")
+@click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate in full. Keep it as the key: with"
+              " the model and the images it tells the stained channel.")  # fmt: skip
+@click.option("--public", type=FILE, metavar="FILE.json", help="Write what of it may be published: rounded, without the"
+              " site and without what tells the channel.")  # fmt: skip
+@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds;"
+              " a secret, too.")  # fmt: skip
 @click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate and say whether"
               " it holds (exit status 0) or not (1).")  # fmt: skip
 @code_options
@@ -66,6 +70,7 @@ def command(
     threshold: float | None,
     limit: int | None,
     out: Path | None,
+    public: Path | None,
     plot: Path | None,
     checked: Path | None,
     weights: str | None,
@@ -76,9 +81,10 @@ def command(
 
     MODEL is the stained model or the original one.
     """
-    from stainlock.certify import Certificate, certify
+    from stainlock.certify import certify, publish, read_certificate
     from stainlock.certify.plot import render
     from stainlock.evaluate import Images
+    from stainlock.files import write_file
     from stainlock.keyfile import Key
 
     if (data is None) == (noise is None):
@@ -89,13 +95,13 @@ def command(
     images = Images.from_folder(data) if data is not None else None
     if checked is not None:
         given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--limit": limit,
-                 "--out": out, "--plot": plot}  # fmt: skip
+                 "--out": out, "--public": public, "--plot": plot}  # fmt: skip
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"the certificate itself says how it was made: leave out {surplus[0]} with --check")
-        claimed = Certificate.load(checked)
+        claimed = read_certificate(checked)
         target = load_model(model, weights, seed, code)
         return _check(report, claimed, target, key, images or _noise(target, noise, law, seed))
-    with Outputs([path for path in (out, plot) if path is not None]) as outputs:
+    with Outputs([path for path in (out, public, plot) if path is not None]) as outputs:
         target = load_model(model, weights, seed, code)
         inputs = images or _noise(target, noise, law, seed)
         with report.progress("responses to natural inputs") as progress:
@@ -105,13 +111,16 @@ def command(
             )  # fmt: skip
         if out is not None:
             certificate.save(outputs.place(out))
+        if public is not None:
+            publish(certificate, key).save(outputs.place(public))
         if plot is not None:
-            outputs.place(plot).write_bytes(render(certificate, plot.suffix.lower().lstrip(".")))
+            write_file(outputs.place(plot), render(certificate, plot.suffix.lower().lstrip(".")), secret=True)
         outputs.commit()
     facts = dataclasses.asdict(certificate)
-    written = {"out": str(out) if out else None, "plot": str(plot) if plot else None}
+    written = {name: str(path) if path else None for name, path in (("out", out), ("public", public), ("plot", plot))}
     report.result({**facts, **written}, _sentence(certificate), _table(certificate))
-    report.remark(*(f"wrote {path}" for path in (out, plot) if path))
+    report.remark(*(f"wrote {path} (secret: it tells the stained channel)" for path in (out, plot) if path))
+    report.remark(*([f"wrote {public}, which may be published"] if public else []))
     return 0
 
 
@@ -122,7 +131,7 @@ def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Dat
     return noise_data(target, count, noise=law, seed=seed or 0)
 
 
-def _check(report: Report, claimed: Certificate, target: Target, key: Any, inputs: Data) -> int:
+def _check(report: Report, claimed: Certificate | PublicCertificate, target: Target, key: Any, inputs: Data) -> int:
     from stainlock.certify import check
 
     with report.progress("responses to natural inputs") as progress:
