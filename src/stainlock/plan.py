@@ -129,7 +129,7 @@ class Plan:
             if any(insertion.is_new(w.parameter) for insertion in self.insertions):
                 continue  # it goes with its block
             tensor = state[w.parameter].detach().cpu()
-            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone()
+            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone().view(len(w.elements))
             restores.append(Write(w.parameter, w.elements, values, w.part))
         return Plan(tuple(reversed(restores)), removals=tuple(reversed(self.insertions)))
 
