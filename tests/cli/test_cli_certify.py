@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,20 @@ def test_data_without_suitability_are_refused(run: Any, work: Path) -> None:
     result = run("inspect", BASE, "--data", "photos")
     assert result.status == 2
     assert "expected --suitability with --data" in result.stderr
+
+
+def test_a_certificate_for_everyone_beside_the_secret_one(run: Any, work: Path) -> None:
+    files = ("--out", "full.json", "--public", "public.json", "--plot", "curve.png")
+    made = run("certify", *STAINED, *WITH_KEY, *files)
+    assert made.status == 0, made.stderr
+    modes = {name: stat.S_IMODE((work / name).stat().st_mode) for name in ("full.json", "public.json", "curve.png")}
+    assert modes == {"full.json": 0o600, "public.json": 0o644, "curve.png": 0o600}
+    assert "full.json (secret" in made.stderr
+    assert "public.json, which may be published" in made.stderr
+    text = (work / "public.json").read_text()
+    for name in ("site", "largest_response", "trigger_response", "trace", "mean_norm", "curve"):
+        assert name in json.loads((work / "full.json").read_text())
+        assert f'"{name}"' not in text
+    assert run("certify", "--check", "public.json", *STAINED, *WITH_KEY, "--json").facts["holds"]
+    (work / "forged.json").write_text(text.replace('"covers_firing": true', '"covers_firing": false'))
+    assert run("certify", "--check", "forged.json", *STAINED, *WITH_KEY).status == 1
