@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stainlock import FileError, Key, ModelError, StainlockError, Target, load_bundle, save_bundle, stain
-from stainlock.bundle import _checksum
+from stainlock.models.bundle import _checksum
 
 FACTORY = """
 import torch

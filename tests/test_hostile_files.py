@@ -15,9 +15,9 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from stainlock import FileError, Key, ModelError, Plan, StainlockError, Target, diff, load_bundle, save_bundle, stain
-from stainlock.bundle import Bundle
 from stainlock.cli import main
-from stainlock.files import model_digest, pack
+from stainlock.models.bundle import Bundle
+from stainlock.storage.files import model_digest, pack
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 FACTORY = """

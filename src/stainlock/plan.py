@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stainlock.checks import check_writes
 from stainlock.errors import FileError, ModelError
-from stainlock.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.insertion import Insertion
+from stainlock.storage.checks import check_writes
+from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.target import Target
 
 DELTA_VERSION = 2
@@ -61,6 +61,13 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
     if not torch.isfinite(filled).all():
         raise ModelError(f"the new values of {parameter} overflow {tensor.dtype}: use a wider type")
     return Write(parameter, selected.flatten().clone(), filled.flatten().clone(), part)
+
+
+def write_values(
+    model: nn.Module, module: str, index: Sequence[int | None], values: Mapping[str, Tensor | float], part: str
+) -> list[Write]:
+    """Writes to several tensors of one module, by their names in it."""
+    return [write(model, f"{module}.{name}", index, value, part) for name, value in values.items()]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stainlock.bundle import _checksum
-from stainlock.files import tensor_digest
+from stainlock.models.bundle import _checksum
+from stainlock.storage.files import tensor_digest
 
 BASE = "small.py:model"
 EVIL = """
@@ -167,7 +167,7 @@ def test_libraries_are_asked_for_no_more_than_an_architecture(
 
     monkeypatch.setattr("torchvision.models.get_model", reached)
     monkeypatch.setattr("timm.create_model", reached)
-    monkeypatch.setattr("stainlock.references.call_factory", reached)
+    monkeypatch.setattr("stainlock.models.references.call_factory", reached)
     claim(reference)
     result = run("inspect", "suspect")
     assert result.status == 2
@@ -181,7 +181,7 @@ def test_digests_are_checked_before_anything_is_built(run: Any, work: Path, monk
     def reached(*_: object, **__: object) -> None:
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr("stainlock.references.load_reference", reached)
+    monkeypatch.setattr("stainlock.models.references.load_reference", reached)
     for reference in (BASE, "torchvision:resnet18"):
         claim(reference)
         state = load_file("stained/model.safetensors")

@@ -16,7 +16,7 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stainlock.commitment import Commitment, Signer
+    from stainlock.commitments import Commitment, Signer
     from stainlock.target import Target
 
 _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
@@ -109,7 +109,7 @@ def command(
 
 
 def _signer(path: Path | None) -> Signer:
-    from stainlock.commitment import Signer
+    from stainlock.commitments import Signer
 
     return Signer.new() if path is None else Signer.load(path)
 
@@ -121,8 +121,8 @@ def _made(
     statement: str,
     load: Callable[[], Target | dict[str, Tensor]],
 ) -> Commitment:
-    from stainlock.commitment import commit
-    from stainlock.keyfile import Key
+    from stainlock.commitments import commit
+    from stainlock.key import Key
 
     key = Key.load(key_file)
     if key.seed < _GUESSABLE:
@@ -132,7 +132,7 @@ def _made(
 
 def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Target | dict[str, Tensor]:
     """Of a bundle the weights alone, which are enough where they show the stain."""
-    from stainlock.bundle import Bundle
+    from stainlock.models.bundle import Bundle
 
     if Path(model).is_dir() and weights is None and not code.given:
         return Bundle.read(model).weights
@@ -142,7 +142,7 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
     import json
 
-    from stainlock.commitment import Commitment
+    from stainlock.commitments import Commitment
     from stainlock.errors import FileError
 
     commitment = Commitment.load(path)

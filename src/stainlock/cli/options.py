@@ -16,7 +16,7 @@ from stainlock.cli.report import Report, printable
 from stainlock.errors import StainlockError
 
 if TYPE_CHECKING:
-    from stainlock.bundle import Bundle
+    from stainlock.models.bundle import Bundle
     from stainlock.target import Target
 
 Verb = Callable[..., int | None]
@@ -126,8 +126,8 @@ def code_options(verb: Verb) -> Verb:
 
 
 def load_model(reference: str, weights: str | None, seed: int | None = None, code: Code = NO_CODE) -> Target:
-    from stainlock.bundle import Bundle
-    from stainlock.references import load_reference, refuse_weights
+    from stainlock.models.bundle import Bundle
+    from stainlock.models.references import load_reference, refuse_weights
 
     if Path(reference).is_dir():
         refuse_weights(reference, weights)

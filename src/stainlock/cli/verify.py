@@ -25,9 +25,9 @@ from stainlock.cli.options import (
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.bundle import Bundle
+    from stainlock.models.bundle import Bundle
     from stainlock.target import Target
-    from stainlock.verify import Suspect, Verdict
+    from stainlock.verification import Suspect, Verdict
 
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",
@@ -75,10 +75,10 @@ def command(
     SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx. Of a bundle the
     weights are looked at first, without building its model; its code is never run unasked.
     """
-    from stainlock.evaluate import Images
-    from stainlock.keyfile import Key
+    from stainlock.evaluation import Images
+    from stainlock.key import Key
     from stainlock.target import Target
-    from stainlock.verify import largest_natural, verify
+    from stainlock.verification import largest_natural, verify
 
     if black_box and method not in ("auto", "output"):
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
@@ -158,9 +158,9 @@ class _Found:
 def _load_suspect(
     suspect: str, weights: str | None, seed: int | None, method: str, code: Code, *, to_run: bool
 ) -> _Found:
-    from stainlock.bundle import Bundle
-    from stainlock.references import refuse_weights
-    from stainlock.weights import PYTORCH_SUFFIXES, read_weights
+    from stainlock.models.bundle import Bundle
+    from stainlock.models.references import refuse_weights
+    from stainlock.storage.weights import PYTORCH_SUFFIXES, read_weights
 
     if Path(suspect).is_dir():
         refuse_weights(suspect, weights)
@@ -184,7 +184,7 @@ def _load_suspect(
 
 def _onnx_session(suspect: str, method: str) -> Any:
     from stainlock.errors import FileError, ModelError
-    from stainlock.weights import one_line
+    from stainlock.storage.weights import one_line
 
     if method != "output":
         raise ValueError(f"{suspect} can only be asked for outputs: add --black-box")

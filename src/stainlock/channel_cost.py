@@ -1,0 +1,199 @@
+"""Which channel to give up: how much a layer's readers would miss each one, without any data.
+
+Behind batch norm a channel's pre-activation has mean β and deviation γ, so the mean and spread of what its
+readers are given follow; elsewhere a few synthetic inputs stand in for the statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.network.activations import Activation
+from stainlock.network.channels import Passed, Reader
+from stainlock.network.features import layer_input
+from stainlock.network.network import Network
+from stainlock.network.norms import affine_of, expecting_less, is_batch_norm
+from stainlock.network.ops import through_activation
+from stainlock.network.sites import Site
+from stainlock.plan import Write, write, write_values
+from stainlock.probes import probe_inputs
+from stainlock.target import evaluation_mode
+from stainlock.tensors import exact, has
+
+Choice = Literal["l1", "outgoing"]
+_LIVE = 0.5
+_NEVER = 8.0  # deviations below the threshold
+_FIRED = 10.0  # a detector's level, where only its sign matters
+
+
+def l1_norms(network: Network, site: Site) -> Tensor:
+    """The paper's choice: the ℓ1 norm of each channel's weights."""
+    weight = exact(site.layer(network.target.model), "weight")
+    if site.kind == "transposed":
+        weight = weight.transpose(0, 1)
+    return weight.flatten(1).abs().sum(1)
+
+
+def outgoing_harm(
+    network: Network, site: Site, *, folded: bool, moments: tuple[Tensor, Tensor] | None = None
+) -> Tensor | None:
+    """Root mean square of what readers lose when a channel falls silent; None where no reader is known.
+
+    ``folded`` counts only what is left after the mean loss went into the readers' biases; ``moments`` are those of
+    `site_moments`, where they are at hand.
+    """
+    if not site.readers or site.activation is None:
+        return None
+    total = torch.zeros(site.channels, dtype=torch.float64)
+    moments = site_moments(network, site) if moments is None else moments
+    for reader in site.readers:
+        lost_mean, lost_deviation = _loss(network, site, reader, moments)
+        missed = lost_deviation**2 + (0 if folded else lost_mean**2)
+        total += missed * _column_energy(network, site, reader)
+    return total.sqrt()
+
+
+def rank_channels(network: Network, site: Site, choice: Choice, *, folded: bool, live: bool) -> list[int]:
+    """Channels from the one that will be missed least; ℓ1 norms decide where readers are unknown.
+
+    Channels that never fire, and yet would if the right thing came, are someone's detectors: they come last, so that a
+    second stain or a lock leaves the first stain alone. ``live`` leaves out channels far smaller than the others: a
+    detector added to one of those hides behind nothing.
+    """
+    if choice not in ("l1", "outgoing"):
+        raise ValueError(f"expected choice 'l1' or 'outgoing', got {choice!r}")
+    moments = site_moments(network, site)
+    harm = outgoing_harm(network, site, folded=folded, moments=moments) if choice == "outgoing" else None
+    norms = l1_norms(network, site)
+    if harm is None:
+        harm = norms
+    alive = norms >= _LIVE * norms.median()
+    if site.norm is not None:
+        scales = affine_of(network.target.model.get_submodule(site.norm)).g.abs()
+        alive &= (scales >= _LIVE * scales.median()) & (scales <= scales.median() / _LIVE)
+    taken = _waiting(network, site, moments)
+    # Equal harm (dead channels) is decided by the norm, then by the index.
+    order = sorted(range(site.channels), key=lambda k: (bool(taken[k]), float(harm[k]), float(norms[k]), k))
+    return [k for k in order if alive[k]] if live else order
+
+
+def _waiting(network: Network, site: Site, moments: tuple[Tensor, Tensor]) -> Tensor:
+    """Channels that are silent by their threshold alone, far beyond their spread: a dead one has no row to speak of."""
+    mean, deviation = moments
+    rows = site.rows(network.target.model).detach().double().cpu()
+    slopes = rows.reshape(site.channels, -1).norm(dim=1)
+    if site.norm is not None:
+        slopes = slopes * affine_of(network.target.model.get_submodule(site.norm)).g.abs()
+    below = 0.0 if site.activation is None else site.activation.silent_below
+    waiting: Tensor = (below - mean > _NEVER * deviation) & (slopes >= _LIVE / 2 * slopes.median())
+    return waiting
+
+
+def fold_loss(network: Network, site: Site, resting: dict[int, float]) -> list[Write]:
+    """Writes that put channels' expected contributions into their readers' biases.
+
+    ``resting`` says, for each channel given up, what it will rest at; the difference is what readers miss. Where no
+    batch norm has statistics of the channel biases stay: a mean over synthetic inputs did more harm than good.
+    """
+    model = network.target.model
+    writes = []
+    moments = site_moments(network, site)
+    for reader in site.readers:
+        passed = [model.get_submodule(step.module) for step in reader.path if isinstance(step, Passed)]
+        if site.norm is None and not any(is_batch_norm(module) for module in passed):
+            continue
+        layer = model.get_submodule(reader.module)
+        missing: Tensor | float = 0.0
+        for channel, rest in resting.items():
+            lost, _ = _loss(network, site, reader, moments, rest)
+            columns = _columns(layer, reader, channel)
+            missing = missing + columns.sum(tuple(range(1, columns.dim()))) * lost[channel]
+        norm = network.sites[reader.module].norm if reader.module in network.sites else None
+        if has(layer, "bias"):
+            writes.append(write(model, f"{reader.module}.bias", (None,), exact(layer, "bias") + missing, "fold"))
+        elif norm is not None:
+            values = expecting_less(model.get_submodule(norm), torch.as_tensor(missing))
+            writes += write_values(model, norm, (None,), values, "fold")
+    return writes
+
+
+def site_moments(network: Network, site: Site) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the site's pre-activations over natural inputs."""
+    model = network.target.model
+    if site.norm is not None:
+        affine = affine_of(model.get_submodule(site.norm))
+        return affine.mean, affine.deviation
+    inputs = probe_inputs(network.target, "channel cost")
+    with evaluation_mode(model), torch.no_grad():
+        output = site.layer(model)(layer_input(network.target, site, inputs)).double().cpu()
+    axis = -1 if site.kind == "linear" else 1
+    flat = output.movedim(axis, 0).flatten(1)
+    return flat.mean(1), flat.std(1)
+
+
+def _loss(
+    network: Network, site: Site, reader: Reader, moments: tuple[Tensor, Tensor], rest: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and deviation, for each channel, of what the reader is given now less what a silent channel gives."""
+    assert site.activation is not None
+    model = network.target.model
+    (mean, deviation), resting = (
+        moments,
+        torch.full_like(moments[0], site.activation.rest if rest is None else rest),
+    )
+    mean, deviation = through_activation(site.activation, mean, deviation)
+    for step in reader.path:
+        if isinstance(step, Activation):
+            mean, deviation = through_activation(step, mean, deviation)
+            resting = step.function(resting)
+        elif is_batch_norm(module := model.get_submodule(step.module)):
+            own = affine_of(module).span(step.offset, len(mean))
+            resting = own.g * resting + own.h
+            mean, deviation = own.mean, own.deviation
+        else:  # a depthwise kernel: its sum carries constants, its size the rest
+            kernels = exact(module, "weight").flatten(1)
+            own_kernels = kernels[step.offset : step.offset + len(mean)]
+            resting, mean = own_kernels.sum(1) * resting, own_kernels.sum(1) * mean
+            deviation = own_kernels.norm(dim=1) * deviation
+    return mean - resting, deviation
+
+
+def carried(network: Network, site: Site, reader: Reader, position: tuple[int, int]) -> Tensor:
+    """How much of a detector that fires at one position comes to a reader, for each channel: a depthwise kernel or a
+    batch norm on the way may turn it round, and an activation then take it away."""
+    assert site.activation is not None
+    model, maps = network.target.model, torch.full((2, site.channels, *site.grid), site.activation.rest)
+    row, column = position
+    maps[1, :, row, column] = float(site.activation.function(torch.tensor(_FIRED)))
+    maps = maps.to(network.target.device, network.target.dtype)
+    with evaluation_mode(model), torch.no_grad():
+        for step in reader.path:
+            maps = step.function(maps) if isinstance(step, Activation) else model.get_submodule(step.module)(maps)
+    heard: Tensor = (maps[1] - maps[0]).flatten(1).norm(dim=1).double().cpu()
+    return heard
+
+
+def _columns(layer: nn.Module, reader: Reader, channel: int) -> Tensor:
+    """The weights that meet the channel, output channel first."""
+    weight = exact(layer, "weight")
+    if isinstance(layer, nn.ConvTranspose2d):
+        weight = weight.transpose(0, 1)
+    return weight[:, reader.inputs(channel)]
+
+
+def _column_energy(network: Network, site: Site, reader: Reader) -> Tensor:
+    """Squared size of each channel's columns, as the reader's own batch norm scales its outputs."""
+    model = network.target.model
+    layer = model.get_submodule(reader.module)
+    weight = exact(layer, "weight")
+    if isinstance(layer, nn.ConvTranspose2d):
+        weight = weight.transpose(0, 1)
+    norm = network.sites[reader.module].norm if reader.module in network.sites else None
+    if norm is not None:
+        weight = weight * affine_of(model.get_submodule(norm)).g.view(-1, *(1,) * (weight.dim() - 1))
+    energy = weight.square().sum((0, *range(2, weight.dim())))
+    span = energy[reader.offset : reader.offset + site.channels * reader.repeat]
+    return span.view(site.channels, reader.repeat).sum(1)

@@ -1,0 +1,102 @@
+"""Activations: where each is silent, what it rests at, and where it saturates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What a detector needs to know of the activation that follows it.
+
+    A pre-activation below ``silent_below`` gives the constant ``rest`` to within ``residue``, plus ``leak``
+    times the pre-activation. Above ``ceiling`` the output no longer grows.
+    """
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    silent_below: float
+    rest: float = 0.0
+    residue: float = 0.0
+    leak: float = 0.0
+    ceiling: float = math.inf
+
+    @property
+    def silences(self) -> bool:
+        return self.leak == 0.0
+
+    @property
+    def never_negative(self) -> bool:
+        return self.name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus")
+
+    @property
+    def keeps_zero(self) -> bool:
+        return float(self.function(torch.zeros(1))) == 0.0
+
+
+_TABLE = {
+    "relu": Activation("relu", F.relu, 0.0),
+    "relu6": Activation("relu6", F.relu6, 0.0, ceiling=6.0),
+    "hardswish": Activation("hardswish", F.hardswish, -3.0),
+    "hardsigmoid": Activation("hardsigmoid", F.hardsigmoid, -3.0, ceiling=3.0),
+    "gelu": Activation("gelu", F.gelu, -4.0, residue=2e-4),
+    "silu": Activation("silu", F.silu, -10.0, residue=5e-4),
+    "mish": Activation("mish", F.mish, -10.0, residue=5e-4),
+    "sigmoid": Activation("sigmoid", torch.sigmoid, -10.0, residue=5e-5, ceiling=10.0),
+    "softplus": Activation("softplus", F.softplus, -10.0, residue=5e-5),
+    "tanh": Activation("tanh", torch.tanh, -6.0, rest=-1.0, residue=2e-5, ceiling=6.0),
+    "elu": Activation("elu", F.elu, -10.0, rest=-1.0, residue=5e-5),
+    "selu": Activation("selu", F.selu, -10.0, rest=-1.7580993408473766, residue=1e-4),
+    "celu": Activation("celu", F.celu, -10.0, rest=-1.0, residue=5e-5),
+}
+
+_MODULES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.Hardswish: "hardswish",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Mish: "mish",
+    nn.Sigmoid: "sigmoid",
+    nn.Softplus: "softplus",
+    nn.Tanh: "tanh",
+    nn.ELU: "elu",
+    nn.SELU: "selu",
+    nn.CELU: "celu",
+}
+
+
+def leaky_relu(slope: float) -> Activation:
+    return Activation("leaky_relu", lambda x: F.leaky_relu(x, slope), 0.0, leak=slope)
+
+
+def activation_of_module(module: nn.Module) -> Activation | None:
+    """The activation a leaf module computes, or None when it is not one we know."""
+    if isinstance(module, nn.LeakyReLU):
+        return leaky_relu(float(module.negative_slope))
+    name = _MODULES.get(type(module))
+    if name in ("elu", "celu") and getattr(module, "alpha", 1.0) != 1.0:
+        return None
+    if name == "softplus" and getattr(module, "beta", 1.0) != 1.0:
+        return None
+    return _TABLE[name] if name else None
+
+
+def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Activation | None:
+    """The activation a function or tensor method computes, or None; `function` may be a method's name."""
+    name = (function if isinstance(function, str) else getattr(function, "__name__", "")).rstrip("_")
+    if name == "leaky_relu":
+        slope = keywords.get("negative_slope", arguments[1] if len(arguments) > 1 else 0.01)
+        return leaky_relu(float(slope))
+    shaped = len(arguments) > 1 or any(keywords.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
+    if name in ("elu", "celu", "softplus") and shaped:
+        return None  # other than by default they are other functions
+    return _TABLE.get(name)

@@ -1,0 +1,88 @@
+"""Receptive fields: which pixels one position of a layer sees.
+
+A field is followed node by node through the traced graph, by the windows of `stainlock.network.ops`. An operation
+without one, or one that mixes all positions (attention, a pooled gate, a dense layer on a flattened map), sees the
+whole input: always true, never tight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from stainlock.network.ops import POINT, Window, kernel_window, op_of
+from stainlock.network.trace import TracedPart
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Along one axis, position i sees pixels ``start + jump·i … start + jump·i + size − 1``."""
+
+    size: int = 1
+    jump: int = 1
+    start: int = 0
+
+    def through(self, kernel: int, stride: int, padding: int, dilation: int = 1) -> Axis:
+        return Axis(
+            self.size + (kernel - 1) * dilation * self.jump,
+            self.jump * stride,
+            self.start - padding * self.jump,
+        )
+
+    def interval(self, position: int, pixels: int) -> tuple[int, int]:
+        """First pixel and one past the last that the position sees, clipped to the input."""
+        first = self.start + self.jump * position
+        return max(first, 0), min(first + self.size, pixels)
+
+
+Field = tuple[Axis, Axis]  # vertical, horizontal
+
+
+def receptive_fields(part: TracedPart) -> dict[fx.Node, Field | None]:
+    """The field of every node's output that depends on the image; None means the whole input."""
+    image = next(iter(part.graph.nodes))
+    fields: dict[fx.Node, Field | None] = {image: (Axis(), Axis())}
+    for node in part.graph.nodes:
+        sources = [n for n in part.sources(node) if n in fields]
+        if node is image or node.op in ("placeholder", "get_attr") or node in part.sizes or not sources:
+            continue
+        fields[node] = _field(part, node, sources, [fields[n] for n in sources])
+    return fields
+
+
+def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[Field | None]) -> Field | None:
+    known = [field for field in seen if field is not None]
+    window = op_of(part, node).window()
+    if len(known) < len(seen) or window is None or len(part.shapes.get(node, ())) != 4:
+        return None
+    if window != POINT or len(known) == 1:
+        # A factor of one pixel, a pooled gate, would broadcast: then positions are not the source's.
+        same = window != POINT or part.shapes[node][2:] == part.shapes.get(sources[0], ())[2:]
+        return _through(known[0], window) if same and len(known) == 1 else None
+    sizes = {part.shapes[n][2:] for n in (node, *sources) if len(part.shapes.get(n, ())) == 4}
+    return _union(known) if len(sizes) == 1 else None
+
+
+def input_field(layer: nn.Module, source: Field, source_shape: tuple[int, ...]) -> Field | None:
+    """The field of a convolution's output, from that of its input; None for another layer."""
+    window = kernel_window(layer, source_shape)
+    return None if window is None else _through(source, window)
+
+
+def _through(source: Field, window: Window) -> Field:
+    vertical, horizontal = (
+        axis.through(*numbers)
+        for axis, *numbers in zip(source, window.kernel, window.stride, window.padding, window.dilation, strict=True)
+    )
+    return vertical, horizontal
+
+
+def _union(sources: list[Field]) -> Field | None:
+    merged = []
+    for axes in zip(*sources, strict=True):
+        if len({axis.jump for axis in axes}) > 1:
+            return None
+        start = min(axis.start for axis in axes)
+        merged.append(Axis(max(axis.start + axis.size for axis in axes) - start, axes[0].jump, start))
+    return merged[0], merged[1]

@@ -1,0 +1,48 @@
+"""Mean and deviation of every channel over natural images, as batch norms remember them.
+
+Behind a batch norm a channel has mean β and deviation |g|·σ. From there the table of operations follows the moments
+through activations, additions, concatenations and new blocks, as if channels were Gaussian and blocks independent.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from stainlock.network.blocks import Block
+from stainlock.network.network import Network
+from stainlock.network.ops import Kind, Moments, op_of
+from stainlock.tensors import exact
+
+
+def remembered(network: Network) -> dict[fx.Node, Moments]:
+    """The moments of every node whose channels batch norms tell of."""
+    known: dict[fx.Node, Moments] = {}
+    gates = {f"{own.at}.gate.fc2" for own in network.target.insertions}
+    blocks = [block for block in network.blocks.values() if network.name(block.second) in gates]
+    new = {node: block for block in blocks for node in (block.product, block.output)}
+    for node in network.part.graph.nodes:
+        if node not in network.shapes:
+            continue
+        found = _gated(network, new[node], node, known) if node in new else _moments(network, node, known)
+        if found is not None:
+            known[node] = found
+    return known
+
+
+def _gated(network: Network, block: Block, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:
+    """What a new block makes of a map, unlocked: its gates are constants, and so is what it adds."""
+    if block.squeezed not in known:
+        return None
+    mean, deviation = known[block.squeezed]
+    gains = block.gate.function(exact(network.part.leaf(block.second), "bias"))
+    shift = exact(network.part.leaf(block.shift), "bias") if block.shift is not None and node is block.output else 0.0
+    return gains * mean + shift, gains.abs() * deviation
+
+
+def _moments(network: Network, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:
+    op, sources = op_of(network.part, node), network.part.sources(node)
+    if op.kind is Kind.NORM:
+        return op.moments([])
+    if not sources or any(source not in known for source in sources):
+        return None
+    return op.moments([known[source] for source in sources])

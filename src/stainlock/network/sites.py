@@ -1,0 +1,240 @@
+"""Sites: the layers a detector can live in, and what follows each of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from stainlock.network.activations import Activation, activation_of_function, activation_of_module
+from stainlock.network.channels import Followers, Reader, Reason, Stop, follow
+from stainlock.network.fields import Field, receptive_fields
+from stainlock.network.trace import TracedPart
+from stainlock.target import Target
+from stainlock.tensors import has, raw
+
+Kind = Literal["linear", "convolution", "transposed"]
+_LAYERS: dict[type[nn.Module], Kind] = {
+    nn.Linear: "linear",
+    nn.Conv2d: "convolution",
+    nn.ConvTranspose2d: "transposed",
+}
+# Below this a random direction is no secret: natural features reach any direction of so small a space.
+MINIMUM_DIMENSION = 16
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer whose channels a detector can be written into, with the affine map and activation after it.
+
+    The pre-activation of channel k is ``g·(w_k·φ(x) + c_k) + h``; ``norm`` names the batch norm that holds g and
+    h, if there is one. ``grid`` is the shape of the layer's positions: rows and columns, or tokens.
+    ``patch`` is the part of the input that one position sees at most. ``problem`` says why a silent detector
+    can't go here, ``additive_problem`` why not even an additive stain can.
+    """
+
+    name: str
+    kind: Kind
+    dimension: int
+    channels: int
+    groups: int
+    grid: tuple[int, ...]
+    norm: str | None
+    activation: Activation | None
+    readers: tuple[Reader, ...]
+    stops: tuple[Stop, ...]
+    field: Field | None
+    patch: tuple[int, ...]
+    problem: str | None
+    additive_problem: str | None
+
+    def layer(self, model: nn.Module) -> nn.Module:
+        return model.get_submodule(self.name)
+
+    def rows(self, model: nn.Module) -> Tensor:
+        """The layer's weights as row vectors of the detector's dimension, one or (transposed) several a channel."""
+        return weight_rows(raw(self.layer(model), "weight"), self.kind)
+
+    def group_of(self, channel: int) -> int:
+        return channel // (self.channels // self.groups)
+
+
+def weight_rows(weight: Tensor, kind: Kind) -> Tensor:
+    """Rows that meet the layer's input; a transposed kernel has one for each tap (the paper's c×1×1 form)."""
+    if kind == "transposed":
+        return weight.permute(1, 2, 3, 0).flatten(0, 2)
+    return weight.flatten(1)
+
+
+def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whole: bool) -> dict[str, Site]:
+    """Every Linear, Conv2d and ConvTranspose2d that the model calls, by name.
+
+    Where the model did not trace as a ``whole``, its parts' own inputs are inside the model, and what their layers are
+    given is observed by running it.
+    """
+    constant: set[str] = set()
+    if whole:
+        called, calls = _called_layers(parts[0])
+    else:
+        called, calls, constant = _observed_layers(target, example)
+    sites: dict[str, Site] = {}
+    holders = _holders_of_weights(target.model)
+    for part in parts:
+        fields = receptive_fields(part) if part.shapes else {}
+        for node in part.graph.nodes:
+            if node.op != "call_module":
+                continue
+            name, layer = part.path(node), part.leaf(node)
+            if _kind(layer) and name in called and name not in sites:
+                followers = follow(part, node)
+                if followers.norm is not None and calls[followers.norm] > 1:
+                    followers.activation = None
+                    followers.stops.insert(0, Stop(followers.norm, "BatchNorm", Reason.SHARED))
+                trouble = None
+                if calls[name] > 1:
+                    trouble = "the model calls this layer more than once"
+                elif name in constant or (fields and node not in fields):
+                    trouble = "what it is given does not depend on the image"
+                elif called[name] is None:
+                    trouble = "it is given several rows an image, folded into the batch"
+                elif others := [n for n in holders[id(layer._parameters.get("weight"))] if n != name]:
+                    trouble = f"its weight is shared with {others[0]}"
+                sites[name] = _site(target, name, layer, followers, called[name] or (), fields.get(node), trouble)
+            elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+                for inner_name, inner, followers in _transformer_layers(name, layer):
+                    grid = called.get(inner_name) or part.shapes.get(node, ())[1:-1]
+                    trouble = None if _batch_first(layer) else "its tokens come before the batch (batch_first=False)"
+                    sites[inner_name] = _site(target, inner_name, inner, followers, grid, None, trouble)
+    return sites
+
+
+def _holders_of_weights(model: nn.Module) -> dict[int, list[str]]:
+    """Which layers hold each weight: tied ones have several."""
+    holders: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            holders[id(weight)].append(name)
+    return holders
+
+
+def _kind(layer: nn.Module) -> Kind | None:
+    return next((kind for cls, kind in _LAYERS.items() if isinstance(layer, cls)), None)
+
+
+Grids = dict[str, tuple[int, ...] | None]  # positions of each layer; None where the first axis is not the image
+
+
+def _called_layers(part: TracedPart) -> tuple[Grids, Counter[str]]:
+    """Positions of every layer in the graph, and how often each module is called."""
+    shapes = part.shapes
+    grids: Grids = {}
+    calls: Counter[str] = Counter()
+    for node in part.graph.nodes:
+        if node.op == "call_module":
+            calls[part.path(node)] += 1
+            if (kind := _kind(part.leaf(node))) and node in shapes:
+                grids[part.path(node)] = _grid(kind, shapes[node], shapes.get(node.all_input_nodes[0], ()))
+    return grids, calls
+
+
+def _grid(kind: Kind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...] | None:
+    if output[0] != 1:
+        return None
+    if kind == "linear":
+        return output[1:-1]
+    return given[2:] if kind == "transposed" else output[2:]
+
+
+def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str], set[str]]:
+    """The same for the layers that one run of the model calls; and those that are given the same whatever the image."""
+    grids: Grids = {}
+    calls: Counter[str] = Counter()
+    given_values: dict[str, list[Tensor]] = defaultdict(list)
+
+    def record(name: str, kind: Kind | None) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+            calls[name] += 1
+            if kind is not None:
+                grids[name] = _grid(kind, tuple(output.shape), tuple(given[0].shape))
+                given_values[name].append(given[0].double().sum())
+
+        return hook
+
+    noise = torch.rand(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
+    with ExitStack() as hooks:
+        for name, layer in target.model.named_modules():
+            hooks.enter_context(layer.register_forward_hook(record(name, _kind(layer))))
+        for image in (example, example + noise):
+            calls.clear()
+            target.traced(image) if target.part else target(image)
+    constant = {name for name, values in given_values.items() if len(values) == 2 and values[0] == values[1]}
+    return grids, calls, constant
+
+
+def _batch_first(module: nn.Module) -> bool:
+    attentions = [m for m in module.modules() if isinstance(m, nn.MultiheadAttention)]
+    return all(m.batch_first for m in attentions)
+
+
+def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Followers]]:
+    """PyTorch's own encoder layers don't trace; their feed-forward block is known: linear1, activation, linear2."""
+    for inner_name, inner in module.named_modules(prefix=name):
+        if isinstance(inner, nn.TransformerEncoderLayer):
+            activation = (
+                activation_of_module(inner.activation)
+                if isinstance(inner.activation, nn.Module)
+                else activation_of_function(inner.activation, (), {})
+            )
+            reader = Reader(f"{inner_name}.linear2", 0, 1)
+            yield f"{inner_name}.linear1", inner.linear1, Followers(activation=activation, readers=[reader])
+
+
+def _site(
+    target: Target,
+    name: str,
+    layer: nn.Module,
+    followers: Followers,
+    grid: tuple[int, ...],
+    seen: Field | None,
+    trouble: str | None,
+) -> Site:
+    kind = _kind(layer)
+    assert kind is not None
+    rows = weight_rows(raw(layer, "weight"), kind)
+    groups = int(getattr(layer, "groups", 1))
+    channels = int(getattr(layer, "out_channels", 0) or getattr(layer, "out_features", 0))
+    spatial = target.input_shape[1:]
+    patch = spatial
+    if seen is not None:
+        patch = tuple(min(axis.size, n) for axis, n in zip(seen, spatial, strict=True))
+    dimension = rows.shape[1]
+    additive_problem = None
+    if is_parametrized(layer, "weight") or "weight" not in layer._parameters:
+        additive_problem = "its weight is computed by a parametrisation: remove that first"
+    elif trouble is not None:
+        additive_problem = trouble
+    elif kind == "transposed" and groups > 1:
+        additive_problem = "grouped transposed convolutions are not supported"
+    elif dimension < MINIMUM_DIMENSION:
+        additive_problem = f"dimension {dimension} is below {MINIMUM_DIMENSION}: natural inputs reach any direction"
+    problem = additive_problem
+    last = next((stop for stop in followers.stops if stop.reason in (Reason.RETURNED, Reason.GATES)), None)
+    if problem is None and followers.activation is not None and last is not None:
+        problem = f"a silent channel would change {last}"
+    elif problem is None and followers.activation is None:
+        obstacles = [f"addition {name}" for name in followers.merges] + [str(stop) for stop in followers.stops]
+        where = next(iter(obstacles), "the next layer")
+        problem = f"no activation silences a detector before {where}"
+    elif problem is None and not has(layer, "bias") and followers.norm is None:
+        problem = "the layer has neither bias nor batch norm to hold a threshold"
+    return Site(
+        name, kind, dimension, channels, groups, grid, followers.norm, followers.activation, tuple(followers.readers),
+        tuple(followers.stops), seen, patch, problem, additive_problem,
+    )  # fmt: skip
