@@ -17,7 +17,16 @@ import torch
 from models import conv_net, mlp
 
 from stainlock import FileError, Key, Target, analyse, stain
-from stainlock.certificates import Certificate, PublicCertificate, certify, check, publish, read_certificate
+from stainlock.certificates import (
+    Certificate,
+    PublicCertificate,
+    certify,
+    check,
+    public_threshold,
+    publish,
+    read_certificate,
+    weakest_decoy,
+)
 from stainlock.evaluation import Tensors
 from stainlock.trigger import Trigger, find_triggers
 
@@ -38,7 +47,13 @@ def case(name: str) -> tuple[Target, Key, Tensors]:
 @cache
 def made(name: str, level: Any = "position") -> Certificate:
     stained, key, data = case(name)
-    return certify(stained, key, data, level=level)
+    return certify(stained, key, data, level=level, public_threshold=public_threshold(key, weakest(name)))
+
+
+@cache
+def weakest(name: str) -> float:
+    stained, key, _ = case(name)
+    return weakest_decoy(stained, key)
 
 
 def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -88,7 +103,8 @@ def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> Non
     stained, key, data = case(name)
     channel = key.detectors[0].channel
     guesses = as_if_stained(stained, key)
-    full = [certify(stained, guess, data) for guess in guesses]
+    shown = [public_threshold(guess, weakest(name)) for guess in guesses]
+    full = [certify(stained, g, data, public_threshold=t) for g, t in zip(guesses, shown, strict=True)]
     told = distances(json.loads(made(name).to_json()), [json.loads(c.to_json()) for c in full])
     assert singles_out(told[".largest_response"], channel), "the attack works on the certificate in full"
 
@@ -101,35 +117,33 @@ def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> Non
     # All numbers together: many channels explain them as well as the stained one does.
     together = [sum(near[k] for near in seen.values()) for k in range(len(guesses))]
     as_good = sum(distance <= together[channel] for distance in together)
-    assert as_good >= len(guesses) // 5
+    assert as_good >= len(guesses) // 2
 
 
 def test_other_detectors_have_the_same_public_certificate() -> None:
-    """What is published hardly depends on the detector: of eight keys of one layer the most frequent file is common."""
-    target = conv_net()
-    data = case("conv")[2]
+    """What is published does not depend on the detector, but for one that is unusually weak."""
+    target, data = conv_net(), case("conv")[2]
     files = []
     for seed in range(8):
         key = stain(target, "conv", seed=seed)[1]
-        facts = json.loads(publish(certify(target, key, data), key).to_json())
+        shown = public_threshold(key, weakest("conv"))
+        facts = json.loads(publish(certify(target, key, data, public_threshold=shown), key).to_json())
         files.append(json.dumps({n: v for n, v in facts.items() if n != "key_digest"}))
-    assert max(files.count(file) for file in files) >= 3
-    assert len(set(files)) <= 4
+    assert max(files.count(file) for file in files) >= 7
 
 
 @pytest.mark.parametrize("level", ["position", "image"])
-@pytest.mark.parametrize("name", ["conv", "grouped", "vector"])
+@pytest.mark.parametrize("name", ["conv", "vector"])
 def test_public_bounds_hold_where_those_in_full_do(name: str, level: Any) -> None:
     stained, key, data = case(name)
     full, public = made(name, level), publish(made(name, level), key)
-    assert public.threshold <= full.threshold < public.threshold * 2**0.26
+    assert public.threshold <= full.threshold
     assert public.covers_firing
     assert public.exceedances >= full.exceedances
     for bound, value in public.bounds.items():
         assert value >= full.bounds[bound] * (1 - 1e-9), bound
         assert float(f"{value:.2g}") == value
-    assert ("cap" in public.bounds) == (name != "grouped")  # a group's features would tell the group
-    assert {"theorem2", "clopper_pearson"} <= set(public.bounds) == set(public.assumptions)
+    assert {"cap", "theorem2", "clopper_pearson"} <= set(public.bounds) == set(public.assumptions)
     assert public.samples == full.samples
     text = public.to_json()
     assert key.site not in json.loads(text).values()
@@ -179,10 +193,7 @@ def test_a_certificate_in_full_is_a_secret_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["conv", "grouped"])
 def test_certificates_of_the_first_version_are_read_and_checked(name: str, tmp_path: Path) -> None:
     stained, key, data = case(name)
-    facts = json.loads(made(name).to_json())
-    here = facts["curve"]["threshold"].index(facts["public_threshold"])
-    for values in facts["curve"].values():
-        del values[here]
+    facts = json.loads(certify(stained, key, data).to_json())
     for field in FIRST_VERSION_LACKS:
         del facts[field]
     (tmp_path / "old.json").write_text(json.dumps(facts | {"version": 1}))
@@ -190,18 +201,27 @@ def test_certificates_of_the_first_version_are_read_and_checked(name: str, tmp_p
     assert old.version == 1
     found = check(old, stained, key, data)
     assert found.holds, found.differences
-    with pytest.raises(ValueError, match="certify it anew"):
+    with pytest.raises(ValueError, match="made with a public threshold"):
         publish(old, key)
     assert not check(dataclasses.replace(old, exceedances=old.exceedances + 3), stained, key, data).holds
 
 
 def test_what_can_not_be_published_is_told() -> None:
     stained, key, data = case("conv")
-    for options in ({"threshold": -1.0}, {"perturbation": 0.1}):
-        with pytest.raises(ValueError, match="expected a certificate of the model itself"):
-            publish(certify(stained, key, data, **options), key)
+    with pytest.raises(ValueError, match="made with a public threshold"):
+        publish(certify(stained, key, data), key)
+    with pytest.raises(ValueError, match="and no perturbation"):
+        certify(stained, key, data, public_threshold=1.0, perturbation=0.1)
     with pytest.raises(ValueError, match="expected the key that the certificate is for"):
         publish(made("conv"), stain(conv_net(), "conv", seed=2)[1])
+    with pytest.raises(ValueError, match="inputs are in groups"):
+        publish(made("grouped"), case("grouped")[1])
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.01])
+def test_the_threshold_is_never_above_the_detectors_own(part: float) -> None:
+    key = case("conv")[1]
+    assert public_threshold(key, key.trigger_response / part) <= key.natural_threshold
 
 
 @pytest.mark.parametrize("kind", ["full", "public"])

@@ -22,7 +22,7 @@ from stainlock.certificates.geometric import (
     theorem1_sharp,
 )
 from stainlock.certificates.perturbation import measured_perturbation
-from stainlock.certificates.public import PublicCertificate, publish, read_certificate
+from stainlock.certificates.public import PublicCertificate, public_threshold, publish, read_certificate, weakest_decoy
 from stainlock.certificates.statistics import Moments, Statistics
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "mean_upper_bound",
     "measured_perturbation",
     "printed_constant",
+    "public_threshold",
     "publish",
     "read_certificate",
     "sharp_constant",
@@ -54,4 +55,5 @@ __all__ = [
     "theorem1_sharp",
     "theorem2",
     "theorem2_coverage",
+    "weakest_decoy",
 ]

@@ -72,7 +72,7 @@ class Certificate:
     key_digest: str
     curve: dict[str, list[float]] = field(repr=False)
     input_groups: int = 1
-    public_threshold: float | None = None  # on a coarse grid, below the threshold
+    public_threshold: float | None = None  # see `publish`
     secret: str = SECRET
     format: str = FORMAT
     version: int = VERSION
@@ -105,6 +105,7 @@ def certify(
     confidence: float = 0.95,
     threshold: float | None = None,
     perturbation: float = 0.0,
+    public_threshold: float | None = None,
     limit: int | None = None,
     batch_size: int = 16,
     progress: Progress | None = None,
@@ -116,6 +117,8 @@ def certify(
     vector; by default it is where the detector begins to fire. Choose it without looking at the data. With
     ``perturbation`` δ (see `measured_perturbation`) the bounds hold for a changed model whose responses are within δ
     of this one's: for it to exceed Δ, this one must exceed Δ − δ, and that is what is counted and bounded.
+
+    ``public_threshold`` (see `stainlock.certificates.public`) is one more threshold, for `publish`.
 
     With a lock's key, a false positive is a natural input that makes the detector fire: less than this does not unlock.
     """
@@ -130,8 +133,9 @@ def certify(
     site = site_of_key(target, key)
     # Of a lock's detectors one at least must pass the threshold for it to open, as of a stain's to be taken for one.
     detectors, R = key.detectors, key.trigger_response
-    coarse = _coarse(Δ) if Δ > 0 and not perturbation else None
-    points = [Δ] if coarse is None else [Δ, coarse]
+    if public_threshold is not None and (perturbation or not 0 < public_threshold < math.inf):
+        raise ValueError(f"expected a public threshold above 0 and no perturbation, got {public_threshold}")
+    points = [Δ] if public_threshold is None else [Δ, public_threshold]
     thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, *points]) - perturbation
     statistics = Statistics(
         target, site, torch.stack([d.vector for d in detectors]), thresholds,
@@ -161,7 +165,7 @@ def certify(
         key_digest=detectors_digest(key),
         curve={"threshold": (thresholds + perturbation).tolist(), "exceedances": counts.tolist()}
         | {name: value.tolist() for name, value in values.items()},
-        input_groups=site.groups, public_threshold=coarse,
+        input_groups=site.groups, public_threshold=public_threshold,
     )  # fmt: skip
 
 
@@ -174,11 +178,6 @@ def site_of_key(target: Target, key: Key) -> Site:
         raise SiteError(f"{site.name} is a {site.kind} of dimension {site.dimension}, the key's a {key.site_kind} of"
                         f" {key.dimension}: expected the model that the key was made with")  # fmt: skip
     return site
-
-
-def _coarse(threshold: float) -> float:
-    """The next lower threshold of the grid 2^(k/4), itself if it is on it."""
-    return float(2 ** (math.floor(4 * math.log2(threshold) + 1e-9) / 4))
 
 
 def detectors_digest(key: Key) -> str:

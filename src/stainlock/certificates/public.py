@@ -4,12 +4,12 @@ The full certificate has numbers that are functions of the secret detector v to 
 images, the threshold (a part of its trigger's response), how many images exceed which threshold. Whoever has the model
 and the images computes the same for every channel and sees which one fits. Published are therefore
 
-- a threshold Δ' ≤ Δ from a coarse grid, 2^(k/4): triggers' responses differ more than that from detector to detector;
-- bounds for a *random* detector at Δ', which depend on the features and Δ' alone, and hold at Δ because they fall in Δ;
+- a threshold Δ' that other detectors give: nine tenths of what the weakest of sixteen random ones, with triggers found
+  as the key's was, would fire at, rounded down. Only if v fires below it, about once in sixteen times, is Δ' halved;
+- bounds for a *random* detector at Δ', which depend on the features and Δ' alone, and hold at Δ ≥ Δ' since they fall;
 - how many samples exceed Δ', rounded up to a power of ten, and what follows from that for this very detector.
 
-The site is not named. Where a layer's inputs are in groups, features tell the group, and so bounds for a random
-detector are left out.
+The site is not named. Where a layer's inputs are in groups, features would tell the group: nothing is published.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stainlock.certificates.bounds import Level
-from stainlock.certificates.certificate import Certificate, detectors_digest
+from stainlock.certificates.certificate import Certificate, Progress, detectors_digest, site_of_key
 from stainlock.certificates.data_driven import clopper_pearson, theorem2
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.storage.checks import check_public_certificate
 from stainlock.storage.files import read_record, write_file
+from stainlock.target import Target
 
 FORMAT = "stainlock-public-certificate"
 VERSION = 1
 _OF_RANDOM_DETECTORS = ("theorem1", "theorem1_sharp", "cantelli", "cap", "cap_upper")
 _DIGITS = 2
+_DECOYS, _PART = 16, 0.9
 
 
 @dataclass(frozen=True)
@@ -79,19 +81,39 @@ class PublicCertificate:
         return PublicCertificate(**facts)
 
 
+def weakest_decoy(target: Target, key: Key, *, progress: Progress | None = None) -> float:
+    """The smallest trigger's response of some random detectors at the key's site."""
+    from stainlock.verification.reference import find_decoys
+
+    site = site_of_key(target, key)
+    return min(decoy.response for decoy in find_decoys(target, site, key, _DECOYS, progress))
+
+
+def public_threshold(key: Key, weakest: float) -> float:
+    """A threshold that may be known, at most the one that the key's detectors fire at."""
+    if not 0 < weakest < math.inf or key.natural_threshold <= 0:
+        raise ValueError("this certificate can't be published: expected triggers' responses above 0")
+    threshold = float(2 ** (math.floor(4 * math.log2(_PART * key.firing_fraction * weakest)) / 4))
+    while threshold > key.natural_threshold:
+        threshold /= 2
+    return threshold
+
+
 def publish(certificate: Certificate, key: Key) -> PublicCertificate:
-    """What of the key's certificate may be published."""
+    """What of the key's certificate, which was made with a `public_threshold`, may be published."""
     if certificate.key_digest != detectors_digest(key):
         raise ValueError("expected the key that the certificate is for, got another")
-    if certificate.public_threshold is None or certificate.perturbation:
+    if certificate.public_threshold is None:
+        raise ValueError("expected a certificate that was made with a public threshold to publish from")
+    if certificate.input_groups != 1:
         raise ValueError(
-            "expected a certificate of the model itself with a threshold above 0 to publish from: certify it anew"
+            "this certificate can't be published: the layer's inputs are in groups, and its numbers tell the group"
         )
     threshold = certificate.public_threshold
     curve = certificate.curve
     here = curve["threshold"].index(threshold)
     exceedances = min(_rounded_up(int(curve["exceedances"][here])), certificate.samples)
-    bounds = {name: curve[name][here] for name in _OF_RANDOM_DETECTORS} if certificate.input_groups == 1 else {}
+    bounds = {name: curve[name][here] for name in _OF_RANDOM_DETECTORS}
     bounds["theorem2"] = theorem2(exceedances, certificate.samples)
     bounds["clopper_pearson"] = clopper_pearson(exceedances, certificate.samples, certificate.confidence)
     if certificate.level == "position":

@@ -81,7 +81,7 @@ def command(
 
     MODEL is the stained model or the original one.
     """
-    from stainlock.certificates import certify, publish, read_certificate
+    from stainlock.certificates import certify, public_threshold, publish, read_certificate, weakest_decoy
     from stainlock.certificates.plot import render
     from stainlock.evaluation import Images
     from stainlock.key import Key
@@ -91,6 +91,8 @@ def command(
         raise ValueError("expected either --data DIR or, for a generator, --noise N")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"expected a plot's file name to end in .png or .svg, got {plot.name}")
+    if public is not None and threshold is not None:
+        raise ValueError("a public certificate has a threshold of its own: leave out --threshold with --public")
     key = Key.load(key_file)
     images = Images.from_folder(data) if data is not None else None
     if checked is not None:
@@ -104,10 +106,14 @@ def command(
     with Outputs([path for path in (out, public, plot) if path is not None]) as outputs:
         target = load_model(model, weights, seed, code)
         inputs = images or _noise(target, noise, law, seed)
+        shown = None
+        if public is not None:
+            with report.progress("triggers of other detectors") as progress:
+                shown = public_threshold(key, weakest_decoy(target, key, progress=progress))
         with report.progress("responses to natural inputs") as progress:
             certificate = certify(
                 target, key, inputs, level=level or "position", threshold=threshold, limit=limit, progress=progress,
-                confidence=0.95 if confidence is None else confidence,
+                confidence=0.95 if confidence is None else confidence, public_threshold=shown,
             )  # fmt: skip
         if out is not None:
             certificate.save(outputs.place(out))
