@@ -13,6 +13,7 @@ from torch import Tensor
 from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.plan import Plan
+from stainlock.storage.checks import check_key
 from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
 from stainlock.target import Target
 from stainlock.trigger import Trigger
@@ -175,6 +176,7 @@ class Key:
     def load(path: str | Path) -> Key:
         facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
+            check_key(facts, tensors)
             detectors = tuple(
                 Detector(
                     tensors[f"detector.{i}"],

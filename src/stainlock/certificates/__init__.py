@@ -23,12 +23,14 @@ from stainlock.certificates.geometric import (
     theorem1_sharp,
 )
 from stainlock.certificates.perturbation import measured_perturbation
+from stainlock.certificates.public import PublicCertificate, public_threshold, publish, read_certificate, weakest_decoy
 from stainlock.certificates.statistics import Moments, Statistics
 
 __all__ = [
     "Certificate",
     "Check",
     "Moments",
+    "PublicCertificate",
     "Statistics",
     "cantelli",
     "cap_expectation",
@@ -46,10 +48,14 @@ __all__ = [
     "mean_upper_bound",
     "measured_perturbation",
     "printed_constant",
+    "public_threshold",
+    "publish",
+    "read_certificate",
     "sharp_constant",
     "theorem1",
     "theorem1_printed",
     "theorem1_sharp",
     "theorem2",
     "theorem2_coverage",
+    "weakest_decoy",
 ]

@@ -9,18 +9,20 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from stainlock.commitments.evidence import Timestamp, mentions, read_timestamp, timestamp_request
-from stainlock.commitments.opening import Opening, canonical, domain
+from stainlock.commitments.opening import Opening, canonical, domain, suspect_digest
 from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
-from stainlock.storage.files import is_model, model_digest, read_record, refuse_existing, write_file
+from stainlock.storage.files import is_state, read_record, refuse_existing, write_file
 from stainlock.target import Target
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "stainlock-commitment"
 VERSION = 2
-OLDER = (1,)
+OLDER: dict[int, dict[str, Any]] = {1: {}}
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
@@ -144,9 +146,16 @@ class Commitment:
 
 
 def commit(
-    target: Target, key: Key, signer: Signer, *, statement: str = "", created: datetime | None = None
+    target: Target | Mapping[str, Tensor],
+    key: Key,
+    signer: Signer,
+    *,
+    statement: str = "",
+    created: datetime | None = None,
 ) -> Commitment:
     """Commit to a key and to the model that is stained with it: the protected one, or what became of it since.
+
+    Its bare weights will do, as long as they show the stain.
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
@@ -157,14 +166,15 @@ def commit(
     check_secrets(key)
     if not is_printable(statement):
         raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
-    if not is_model(target.model, key.protected_digest) and not verify(target, key).stained:
+    state = target.model.state_dict() if isinstance(target, Target) else target
+    if not is_state(state, key.protected_digest) and not verify(target, key).stained:
         raise FileError("this key is for another model: expected the stained one, or one made from it")
     when = (created or datetime.now(UTC)).astimezone(UTC)
     salt = secrets.token_bytes(32)
     opening = Opening(key, salt, bytes.fromhex(signer.public_key), VERSION)
     unsigned = Commitment(
         created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
-        model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",
+        model=opening.model(suspect_digest(target) or ""), public_key=signer.public_key, signature="",
     )  # fmt: skip
     return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
 
