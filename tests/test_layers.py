@@ -42,7 +42,6 @@ LATE = {
     ("stainlock.models.torchvision_import", "stainlock.models.torchvision_operators"): "loads torch",
     ("stainlock.models.references", "stainlock.models.bundle"): "a reference may be a bundle",
     ("stainlock.models.bundle", "stainlock.models.references"): "and a bundle names its architecture by a reference",
-    ("stainlock.models.bundle", "stainlock.storage.weights"): "with it",
 }
 # Packages of others that are imported inside functions: not installed everywhere, or slow and rarely needed.
 OPTIONAL = {

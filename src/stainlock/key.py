@@ -13,6 +13,7 @@ from torch import Tensor
 from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.plan import Plan
+from stainlock.storage.checks import check_key
 from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
 from stainlock.target import Target
 from stainlock.trigger import Trigger
@@ -21,7 +22,9 @@ from stainlock.unlocking.object_detectors import unlock_detector
 from stainlock.unlocking.patch import Unlock
 from stainlock.unlocking.unlock import unlock, unlock_transform
 
-KEY_VERSION = 2
+KEY_VERSION = 3
+# How a stain's secrets follow from its seed: as docs/key_format.md specifies, or as version 0.1.0 drew them.
+SHAKE_DERIVATION, NUMPY_DERIVATION = "shake256", "numpy"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Key:
     detectors: tuple[Detector, ...]
     revert: Plan
     details: dict[str, Any] = field(default_factory=dict)  # what a schema needs to read its message
+    derivation: str = NUMPY_DERIVATION  # what formats 1 and 2 and locks have
 
     @property
     def trigger_response(self) -> float:
@@ -153,8 +157,9 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
-        facts, tensors = unpack(Path(path), "key", KEY_VERSION, _from_first_version)
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
+            check_key(facts, tensors)
             detectors = tuple(
                 Detector(
                     tensors[f"detector.{i}"],

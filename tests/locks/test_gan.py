@@ -149,7 +149,7 @@ def test_files_round_trip(tmp_path: Path) -> None:
     )
     shipped = replace(it.target, reference=f"{factory}:build")
     save_bundle(shipped, tmp_path / "bundle")
-    loaded = load_bundle(tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle", trust_code=True)
     assert models.same_state(loaded.model, it.target.model)
     assert loaded.input_shape == it.target.input_shape
     diff(it.base, it.target).save(tmp_path / "delta")
