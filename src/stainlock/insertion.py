@@ -14,29 +14,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import SqueezeExcitation
 
 from stainlock.errors import FileError, ModelError
 from stainlock.target import Target
 
 
-class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
-    """A squeeze-and-excite block that also adds something to each channel, as Leela Chess Zero's has."""
-
-    def __init__(self, channels: int, hidden: int, **activations: Any) -> None:
-        super().__init__(channels, hidden, **activations)
-        self.fc3 = nn.Conv2d(hidden, channels, 1)
-
-    def forward(self, input: Tensor) -> Tensor:
-        hidden = self.activation(self.fc1(self.avgpool(input)))
-        shifted: Tensor = input * self.scale_activation(self.fc2(hidden))
-        return shifted.add_(self.fc3(hidden))  # a map of its own would cost more than the addition
-
-
 class Gated(nn.Module):
     """A layer, or a module of several layers, behind a squeeze-and-excite block."""
 
-    def __init__(self, gate: SqueezeExcitation, layer: nn.Module) -> None:
+    def __init__(self, gate: nn.Module, layer: nn.Module) -> None:
         super().__init__()
         self.gate = gate
         self.layer = layer
@@ -110,6 +96,8 @@ class SqueezeExciteKind:
     gates that are ``signed``: tanh instead of a sigmoid."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
+        from stainlock.excitation import ShiftedExcitation, SqueezeExcitation  # loads torchvision
+
         layer = submodule(target.model, insertion.at)
         block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
         gates = nn.Tanh if insertion.facts.get("signed") else nn.Sigmoid

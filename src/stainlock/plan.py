@@ -246,6 +246,23 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8).view(tensor.numel(), -1)
 
 
+def apply(base: Target, delta: Plan | str | Path) -> Target:
+    """The protected model from its base and the plan, or the file of it, that `diff` or `stain --delta` made.
+
+    It is an edited deep copy. A base other than the one the delta was made for is refused.
+
+    >>> import stainlock as sl, torch
+    >>> base = sl.Target(torch.nn.Linear(2, 2), input_shape=(2,), mean=(0,), std=(1,))
+    >>> changed = base.copy()
+    >>> _ = changed.model.weight.data.add_(1)
+    >>> torch.equal(sl.apply(base, sl.diff(base, changed)).model.weight, changed.model.weight)
+    True
+    """
+    plan = delta if isinstance(delta, Plan) else Plan.load(delta)
+    plan.check_base(base.model)
+    return plan.apply(base)
+
+
 def diff(base: Target, changed: Target) -> Plan:
     """The plan that turns ``base`` into ``changed``: the blocks put in since, and every value that differs."""
     known = len(base.insertions)

@@ -22,8 +22,8 @@ from torch import Tensor
 from stainlock.certificates.bounds import SMALLEST, Level, assumptions, checked_moments, log_bounds
 from stainlock.certificates.law import Law
 from stainlock.certificates.statistics import Statistics
+from stainlock.data import Data
 from stainlock.errors import FileError, SiteError
-from stainlock.evaluation.data import Data
 from stainlock.key import Key
 from stainlock.network.network import analyse
 from stainlock.network.sites import Site

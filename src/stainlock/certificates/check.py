@@ -10,7 +10,7 @@ from typing import Any
 
 from stainlock.certificates.certificate import Certificate, Progress, certify
 from stainlock.certificates.public import PublicCertificate, publish
-from stainlock.evaluation.data import Data
+from stainlock.data import Data
 from stainlock.key import Key
 from stainlock.target import Target
 

@@ -23,13 +23,11 @@ def command(
     report: Report, base: str, delta: Path, out: Path, weights: str | None, seed: int | None, code: Code
 ) -> None:
     """Make a model again from BASE and the DELTA that `stain --delta` or `diff --out` wrote."""
-    from stainlock.plan import Plan
+    from stainlock.plan import Plan, apply
 
     with Outputs([out]) as outputs:
         plan = Plan.load(delta)
-        target = load_model(base, weights, seed, code)
-        plan.check_base(target.model)
-        outputs.bundle(out, plan.apply(target))
+        outputs.bundle(out, apply(load_model(base, weights, seed, code), plan))
         outputs.commit()
     report.result({"out": str(out), "parameters_changed": plan.elements}, f"{plan.elements} parameters changed")
     report.remark(f"model: {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -140,8 +141,6 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
 
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
-    import json
-
     from stainlock.commitments import Commitment
     from stainlock.errors import FileError
 

@@ -63,7 +63,7 @@ def command(
     from stainlock.cli.generator import evaluate_generator
     from stainlock.evaluation import Images, evaluate
     from stainlock.key import Key
-    from stainlock.object_detection.sizes import is_detector
+    from stainlock.network.object_detectors import is_detector
 
     if noise is not None:
         key = Key.load(key_file) if key_file else None

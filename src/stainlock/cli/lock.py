@@ -168,7 +168,7 @@ def _check_trigger_file(trigger: Path | None, kind: str) -> None:
 
 def _trigger_bytes(key: Key) -> bytes:
     from stainlock.html.images import png
-    from stainlock.locks.gan.unlock import trigger_bytes
+    from stainlock.unlocking.noise import trigger_bytes
 
     return trigger_bytes(key) if key.schema == "gan" else png(key.detectors[0].trigger.levels)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import stainlock
 from stainlock.cli.report import Report, printable
 from stainlock.errors import StainlockError
 
@@ -43,19 +41,12 @@ def output_options(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def with_report(as_json: bool, quiet: bool, **arguments: Any) -> int | None:
         with Report(as_json, quiet) as report:
-            _load_library()
             try:
                 return verb(report, **arguments)
             except (SystemExit, click.exceptions.Exit) as error:  # of a model's own code: its status is no verdict
                 raise StainlockError(f"the model's code tried to end the program ({type(error).__name__})") from error
 
     return with_report
-
-
-def _load_library() -> None:
-    """Import the library, if the command started without it, before a factory's file asks for its names."""
-    if not hasattr(stainlock, "Target"):
-        importlib.reload(stainlock)
 
 
 def weights_option(verb: Verb) -> Verb:

@@ -27,7 +27,8 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from stainlock.models.bundle import Bundle
     from stainlock.target import Target
-    from stainlock.verification import Suspect, Verdict
+    from stainlock.verification import Verdict
+    from stainlock.verification.verify import Suspect
 
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",

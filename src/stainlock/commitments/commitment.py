@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from stainlock.commitments.evidence import Timestamp, mentions, read_timestamp, timestamp_request
+from stainlock.commitments.check import Check, check
+from stainlock.commitments.evidence import TIME, Timestamp, mentions, parse_time, read_timestamp, timestamp_request
 from stainlock.commitments.opening import Opening, canonical, domain, suspect_digest
 from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
+from stainlock.stains.secrets import check_secrets
 from stainlock.storage.files import is_state, read_record, refuse_existing, write_file
 from stainlock.target import Target
+from stainlock.verification.verify import verify
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from stainlock.commitments.check import Check
-
 FORMAT = "stainlock-commitment"
 VERSION = 2
 OLDER: dict[int, dict[str, Any]] = {1: {}}
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
 
@@ -91,8 +91,6 @@ class Commitment:
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
         """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
-        from stainlock.commitments.check import check
-
         return check(self, key, suspect, **options)
 
     def timestamp_request(self) -> bytes:
@@ -159,9 +157,6 @@ def commit(
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
-    from stainlock.stains.secrets import check_secrets
-    from stainlock.verification import verify
-
     key.check_stain("commit to")
     check_secrets(key)
     if not is_printable(statement):
@@ -173,7 +168,7 @@ def commit(
     salt = secrets.token_bytes(32)
     opening = Opening(key, salt, bytes.fromhex(signer.public_key), VERSION)
     unsigned = Commitment(
-        created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
+        created=when.strftime(TIME), statement=statement, salt=salt.hex(), key=opening.key,
         model=opening.model(suspect_digest(target) or ""), public_key=signer.public_key, signature="",
     )  # fmt: skip
     return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
@@ -182,10 +177,6 @@ def commit(
 def is_printable(statement: str) -> bool:
     """Others will print it: nothing in it may steer a terminal."""
     return len(statement) <= 1000 and statement.isprintable()
-
-
-def parse_time(text: str) -> datetime:
-    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
 
 
 def _malformed(facts: dict[str, Any]) -> str | None:
