@@ -1,7 +1,7 @@
-"""The paper's figures, each as a setup, its work, and a way to draw what the work found.
+"""The paper's figures. Each has a setup, the work that measures it, and a function that draws the measured rows.
 
-`FIGURES` holds every figure by its name on the command line; it is put together when it is first asked for, from the
-`FIGURES` of the files here.
+`FIGURES` maps names, as on the command line, to figures. It is collected from the `FIGURES` of the modules in this
+package when it is first used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["FIGURES", "Drawn", "Figure", "Plot", "Setup", "Table", "all_figures"
 
 @cache
 def all_figures() -> dict[str, Figure]:
-    """Every figure by name: stains, locks, example pictures, robustness; as their files list them within each."""
+    """Every figure by name: stains, locks, example pictures, robustness; within each, in the order of its module."""
     return collected(__name__, __path__, Figure, ("FIGURES",), ("stain", "lock", "example", "robustness"))
 
 
