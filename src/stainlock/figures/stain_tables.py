@@ -114,7 +114,9 @@ def stain_findings(summary: list[dict[str, Any]], metrics: list[str]) -> list[st
         )
     for metric in metrics:
         changes = [row[f"{metric} after"] - row[f"{metric} before"] for row in summary]
-        low, high = f"{min(changes):+.3g}", f"{max(changes):+.3g}"
-        change = f"{low} in every layer" if low == high else f"between {low} and {high}, depending on the layer"
-        found.append(f"{metric}: {summary[0][f'{metric} before']:.4g} before staining; mean change {change}.")
+        low, high = (f"{value:+.3g}".replace("-", "−") for value in (min(changes), max(changes)))
+        change = f"mean change {low}" if low == high else f"mean change {low} to {high}, depending on the layer"
+        if not any(changes):
+            change = "unchanged in every layer"
+        found.append(f"{metric}: {summary[0][f'{metric} before']:.4g} before staining; {change}.")
     return found

@@ -7,6 +7,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_NARROW = 5  # columns that fit a phone
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1d20; --soft: #5c6068; --line: #d8dade; --paper: #ffffff; --card: #f5f6f8;
   --good: #17653a; --bad: #8a4b08; }
@@ -26,8 +27,10 @@ table { border-collapse: collapse; width: 100%; font-size: .95rem; }
 caption { text-align: left; color: var(--soft); font-size: .9rem; padding: .6rem 0 .2rem; }
 .paper { color: var(--soft); margin-top: 0; }
 th, td { text-align: left; padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+td:first-child { overflow-wrap: anywhere; min-width: 6.5rem; }
 .yes { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
 figure { margin: 1rem 0; }
 figure img { max-width: 100%; height: auto; display: block; background: #fff; border-radius: .3rem; }
@@ -36,9 +39,16 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
 .grid figure { margin: 0; break-inside: avoid; }
 .grid img { width: 100%; }
 .grid figcaption { font-size: .8rem; line-height: 1.35; }
-@media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; } }
+@media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; }
+  .stacked, .stacked tbody, .stacked td, .stacked caption { display: block; } .stacked thead { display: none; }
+  .stacked tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .9rem; padding: .35rem 0;
+    border-bottom: 1px solid var(--line); }
+  .stacked td, .stacked td.number { border: 0; padding: .1rem 0; text-align: left; white-space: normal; }
+  .stacked td:first-child { grid-column: 1 / -1; font-weight: 600; }
+  .stacked td::before { content: attr(data-label) ": "; color: var(--soft); font-weight: 400; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
-  table, figure { break-inside: avoid; } .wide { overflow: visible; } th.number { white-space: normal; }
+  table, figure { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8.5pt; }
+  th, td { padding: .2rem .4rem .2rem 0; } figure img { max-height: 20cm; }
   .grid { grid-template-columns: repeat(5, 1fr); } }
 """
 
@@ -101,17 +111,22 @@ def commands(lines: Sequence[str]) -> str:
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), *, caption: str = ""
 ) -> str:
-    """A table whose cells are HTML; the columns ``numeric`` are aligned to the right."""
+    """A table whose cells are HTML; the columns ``numeric`` are aligned to the right.
+
+    On a phone, a table with many columns becomes one block for each row, with the heading before each value.
+    """
+    stacked = len(headings) > _NARROW
 
     def line(cells: Sequence[str], tag: str) -> str:
         marks = [' class="number"' if i in numeric else "" for i in range(len(cells))]
+        if stacked and tag == "td":
+            marks = [f'{mark} data-label="{heading}"' for mark, heading in zip(marks, headings, strict=True)]
         return "<tr>" + "".join(f"<{tag}{m}>{cell}</{tag}>" for cell, m in zip(cells, marks, strict=True)) + "</tr>"
 
     content = "".join(line(row, "td") for row in rows)
+    kind = ' class="stacked"' if stacked else ""
     title = f"<caption>{text(caption)}</caption>" if caption else ""
-    return (
-        f'<div class="wide"><table>{title}<thead>{line(headings, "th")}</thead><tbody>{content}</tbody></table></div>'
-    )
+    return f'<div class="wide"><table{kind}>{title}<thead>{line(headings, "th")}</thead><tbody>{content}</tbody></table></div>'
 
 
 def figure(image: bytes, description: str, caption: str, *, kind: str = "png", width: int | None = None) -> str:
