@@ -126,7 +126,8 @@ def table(
     content = "".join(line(row, "td") for row in rows)
     kind = ' class="stacked"' if stacked else ""
     title = f"<caption>{text(caption)}</caption>" if caption else ""
-    return f'<div class="wide"><table{kind}>{title}<thead>{line(headings, "th")}</thead><tbody>{content}</tbody></table></div>'
+    head = line(headings, "th")
+    return f'<div class="wide"><table{kind}>{title}<thead>{head}</thead><tbody>{content}</tbody></table></div>'
 
 
 def figure(image: bytes, description: str, caption: str, *, kind: str = "png", width: int | None = None) -> str:
