@@ -110,7 +110,7 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}".replace("-", "−") if isinstance(value, float) else str(value)
 
 
 def _paper(record: dict[str, Any]) -> str:
