@@ -108,8 +108,11 @@ def _findings(summary: list[dict[str, Any]], metrics: list[str]) -> list[str]:
             _range([row[name] for row in own]) for name in ("original", "original + patch", "locked", "locked + patch")
         )
         apart = max(abs(row["locked + patch"] - row["edited + patch"]) for row in own)
+        same = f"The edited model with the patch differs from it by at most {apart:.2g}."
+        if not apart:
+            same = "The edited model with the patch has the same value."
         found.append(f"{metric}: original {original}, with the patch {patched}; locked {locked}, unlocked by the patch"
-                     f" {unlocked}. The unlocked and the edited model differ by at most {apart:.2g}.")  # fmt: skip
+                     f" {unlocked}. {same}")  # fmt: skip
     return found
 
 
