@@ -30,7 +30,7 @@ th, td { text-align: left; padding: .4rem .7rem .4rem 0; border-bottom: 1px soli
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
-td:first-child { overflow-wrap: anywhere; min-width: 6.5rem; }
+td:first-child:not(.number) { overflow-wrap: anywhere; min-width: 6.5rem; }
 .yes { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
 figure { margin: 1rem 0; }
 figure img { max-width: 100%; height: auto; display: block; background: #fff; border-radius: .3rem; }
