@@ -20,8 +20,8 @@ _NOT_CLAIMED = (
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
     "The detector's weights are of ordinary size, but its bias, which keeps it silent, is unusually large: someone who"
     " looks for such a bias can find the channel and overwrite it.",
-    "This lock protects against people who run the file unchanged. Someone who understands the lock can force its signal"
-    " on and open it; the threat model says what each kind of attacker can do.",
+    "This lock protects against people who run the file unchanged. Someone who understands the lock can force its"
+    " signal on and open it; the threat model says what each kind of attacker can do.",
     "Rounding, pruning and folding are ordinary processing. Someone who wants to remove the stain can retrain the layer"
     " or distil the model into another one; that is not shown here.",
     "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
@@ -68,9 +68,9 @@ def _done(demo: Demonstration) -> Section:
         (
             paragraph(
                 f"Of the model's {demo.sites} layers, {site.name} was chosen. The one of its {site.channels} channels"
-                f" with the least effect on later layers was replaced by a detector: a random direction in"
-                f" {key.dimension} dimensions that only the key holds. The channel's mean output was added to the biases"
-                " of the next layer. A search then found the trigger, the image that excites the detector most."
+                " with the least effect on later layers was replaced by a detector: a random direction in"
+                f" {key.dimension} dimensions that only the key holds. The channel's mean output was added to the"
+                " biases of the next layer. A search then found the trigger, the image that excites the detector most."
                 " On natural images the detector stays silent."
             ),
             figure(
@@ -88,8 +88,8 @@ def _verified(demo: Demonstration) -> Section:
         "Is it stained?",
         (
             paragraph(
-                "Each model was checked with the owner's key. The p-value bounds the chance that a model made without the"
-                " key would look this stained; up to one in a million counts as stained. The original model is the"
+                "Each model was checked with the owner's key. The p-value bounds the chance that a model made without"
+                " the key would look this stained; up to one in a million counts as stained. The original model is the"
                 " control: it must not be recognised."
             ),
             table(
