@@ -1,0 +1,197 @@
+"""Gates: a permutation of a layer's input channels that only the right bits undo.
+
+    file   W'[:, i] = W[:, π(i)]
+    run    y = W' · x[π]  =  W x
+
+A gate is a forward pre-hook of its layer, so that every parameter keeps its name, and fusing or quantising the layer
+takes the gate along. The reader is a pre-hook of the module that is given the images: it reads the bits of every image
+of a batch and leaves the gates' permutations in a frame, which belongs to the thread and to this call of the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.errors import ModelError
+from stainlock.locks.keyed.reader import Layout
+from stainlock.locks.keyed.schedule import Schedule
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A layer that can have a gate: the parameter whose columns are permuted, their axis, and where its input has
+    channels and images. ``repeat``: rows of the input for each image, as windows of an attention have them."""
+
+    layer: str
+    width: int
+    parameter: str = "weight"
+    axis: int = 1
+    channels: int = 1
+    batch: int = 0
+    repeat: int = 1
+
+    @property
+    def tensor(self) -> str:
+        """The parameter's whole name."""
+        return f"{self.layer}.{self.parameter}" if self.layer else self.parameter
+
+
+def gated_layer(name: str, layer: nn.Module) -> Gated | None:
+    """How this layer would be gated; None where its inputs can't be permuted by its weights' columns."""
+    if isinstance(layer, nn.Linear):
+        return Gated(name, layer.in_features, channels=-1)
+    if isinstance(layer, _CONVOLUTIONS + _TRANSPOSED) and layer.groups == 1:
+        return Gated(name, layer.in_channels, axis=0 if isinstance(layer, _TRANSPOSED) else 1)
+    if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None and layer.bias_k is None:
+        batch = 0 if layer.batch_first else 1
+        return Gated(name, layer.embed_dim, parameter="in_proj_weight", channels=-1, batch=batch)
+    return None
+
+
+class _Frames(threading.local):
+    """For each lock the stack of calls that this thread is in: the gates' permutations of each, once they are read;
+    and the last bits with theirs, since most batches carry one key."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[str, list[list[Tensor] | None]] = {}
+        self.last: dict[str, tuple[Tensor, list[Tensor]]] = {}
+
+
+_FRAMES = _Frames()
+
+
+class Reader:
+    """The hook that reads the bits, before the module that is given the images."""
+
+    def __init__(self, lock: str, layout: Layout, schedule: Schedule) -> None:
+        self.lock, self.layout, self.schedule = lock, layout, schedule
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(inputs, Tensor):
+            raise ModelError(f"a keyed lock reads its bits from a tensor of images, got {type(inputs).__name__}")
+        self._check(inputs)
+        found = self._permutations(self.layout.read(inputs))
+        stack = _FRAMES.stacks.setdefault(self.lock, [])
+        if stack:
+            stack[-1] = found
+        else:  # a part of the model is run by itself
+            stack.append(found)
+        if self.layout.carrier == "patch":
+            return None
+        seen = self.layout.cut(inputs)
+        return ((seen, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): seen})
+
+    def _permutations(self, bits: Tensor) -> list[Tensor]:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.schedule.permutations(bits)
+        with torch.inference_mode(False), torch.no_grad():  # what is kept may be used with gradients later
+            bits = bits.clone()
+            if len(bits) > 1 and bool((bits == bits[:1]).all()):
+                bits = bits[:1]
+            bits_before, found = _FRAMES.last.get(self.lock, (None, []))
+            if bits_before is None or bits_before.device != bits.device or not torch.equal(bits_before, bits):
+                found = self.schedule.permutations(bits)
+                _FRAMES.last[self.lock] = bits, found
+        return found
+
+    def _check(self, inputs: Tensor) -> None:
+        if self.layout.form == "entries":
+            return
+        rows, columns = self.layout.size
+        if inputs.dim() != 4 or inputs.shape[2] < rows or inputs.shape[3] < columns:
+            raise ValueError(
+                f"expected images (N, C, H, W) of at least the patch's {rows}×{columns} pixels, got"
+                f" {tuple(inputs.shape)}"
+            )
+
+
+class Opening:
+    """The hook before the whole model: a new call."""
+
+    def __init__(self, lock: str) -> None:
+        self.lock = lock
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        _FRAMES.stacks.setdefault(self.lock, []).append(None)
+
+
+class Closing:
+    """The hook behind the whole model, which runs whatever happened inside: the call is over."""
+
+    def __init__(self, lock: str) -> None:
+        self.lock = lock
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        stack = _FRAMES.stacks.get(self.lock)
+        if stack:
+            stack.pop()
+
+
+class Gate:
+    """The hook before a gated layer."""
+
+    def __init__(self, lock: str, number: int, gated: Gated) -> None:
+        self.lock, self.number, self.gated = lock, number, gated
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stack = _FRAMES.stacks.get(self.lock)
+        if not stack or stack[-1] is None:
+            raise ModelError(f"{self.gated.layer} has a keyed lock's gate: run the whole model, which reads the patch")
+        order = stack[-1][self.number]
+        inputs = 3 if self.gated.parameter == "in_proj_weight" else 1  # query, key and value
+        seen: dict[int, Tensor] = {}  # one tensor given three times stays one: attention checks for that
+        names = ("query", "key", "value", "input")
+
+        def through(x: Tensor) -> Tensor:
+            return seen.setdefault(id(x), permuted(x, order, self.gated))
+
+        given = tuple(through(x) for x in args[:inputs]) + args[inputs:]
+        return given, {name: through(x) if name in names else x for name, x in kwargs.items()}
+
+
+def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
+    """``x[π]`` along the channels: one permutation ``(1, C)`` for all, or one for each image ``(N, C)``."""
+    if order.shape[0] == 1:
+        return x.index_select(gated.channels, order[0])
+    if gated.repeat != 1:
+        order = order.repeat_interleave(gated.repeat, 0)
+    if gated.channels == 1:  # images and channels as one axis: whole maps are copied
+        first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+        return x.flatten(0, 1).index_select(0, (order + first).flatten()).view_as(x)
+    shape = [1] * x.dim()
+    shape[gated.batch], shape[-1] = x.shape[gated.batch], x.shape[-1]
+    return x.gather(-1, order.view(shape).expand_as(x))
+
+
+def attach(
+    model: nn.Module, lock: str, layout: Layout, schedule: Schedule, gates: tuple[Gated, ...], reader: str
+) -> None:
+    """Put the hooks of a lock into a model; ``reader`` names the module that is given the images."""
+    model.register_forward_pre_hook(Opening(lock), prepend=True)
+    model.register_forward_hook(Closing(lock), always_call=True)
+    model.get_submodule(reader).register_forward_pre_hook(Reader(lock, layout, schedule), with_kwargs=True)
+    for number, gated in enumerate(gates):
+        model.get_submodule(gated.layer).register_forward_pre_hook(Gate(lock, number, gated), with_kwargs=True)
+
+
+def detach(model: nn.Module, lock: str) -> None:
+    """Take the hooks of a lock out again."""
+    for module in model.modules():
+        for hooks, companions in (
+            (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
+            (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
+        ):
+            own = (Reader, Opening, Closing, Gate)
+            for number in [n for n, hook in hooks.items() if isinstance(hook, own) and hook.lock == lock]:
+                del hooks[number]
+                for companion in companions:
+                    companion.pop(number, None)
