@@ -20,10 +20,10 @@ from typing import Any
 
 import zoo
 from stainlock import Key, Target, lock, stain
-from stainlock.attack import all_attacks
-from stainlock.attack.rows import Row, thefts, ways_in
-from stainlock.attack.run import attack
-from stainlock.evaluate import evaluate
+from stainlock.attacks import all_attacks
+from stainlock.attacks.rows import Row, thefts, ways_in
+from stainlock.attacks.run import attack
+from stainlock.evaluation import evaluate
 from zoo_data import cifar10, cifar10_training
 
 GATES = {"kind": "squeeze-excite", "blocks": "inserted"}

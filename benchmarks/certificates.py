@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import zoo
-from stainlock.certify import (
+from stainlock.certificates import (
     Statistics,
     cantelli,
     clopper_pearson,
@@ -27,8 +27,8 @@ from stainlock.certify import (
     theorem1_sharp,
     theorem2,
 )
-from stainlock.evaluate import Data
-from stainlock.sites import Site, analyse, layer_input
+from stainlock.evaluation import Data
+from stainlock.network.sites import Site, analyse, layer_input
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import find_triggers

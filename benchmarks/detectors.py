@@ -17,7 +17,7 @@ import zoo
 from detectors_coco import lock_table, stain_table
 from detectors_sizes import size_table
 from stainlock import Target
-from stainlock.detection.coco import CocoImages
+from stainlock.object_detection.coco import CocoImages
 
 REAL = ("ssdlite_plainpad", "ssdlite")
 RANDOM = (

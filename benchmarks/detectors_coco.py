@@ -13,14 +13,14 @@ from torchvision.ops import box_iou
 
 from detectors_models import dense_outputs, largest_difference
 from stainlock import Key, Target, certify, lock, stain, verify
-from stainlock.detection.coco import CocoImages
-from stainlock.detection.drawing import lock_pictures
-from stainlock.detection.precision import DetectionEvaluation, Detections, detect, score
-from stainlock.detection.settings import setting_targets
 from stainlock.errors import TriggerError
-from stainlock.evaluate import Images
-from stainlock.evaluate.settings import SETTINGS
-from stainlock.verify import largest_natural
+from stainlock.evaluation import Images
+from stainlock.evaluation.settings import SETTINGS
+from stainlock.object_detection.coco import CocoImages
+from stainlock.object_detection.drawing import lock_pictures
+from stainlock.object_detection.precision import DetectionEvaluation, Detections, detect, score
+from stainlock.object_detection.settings import setting_targets
+from stainlock.verification import largest_natural
 
 POINT = 0.01
 MOST_LOCKED, MOST_LOST, MOST_STAINED = 0.5 * POINT, 0.5 * POINT, 0.3 * POINT

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stainlock import Target
-from stainlock.graph import is_batch_norm
+from stainlock.network.graph import is_batch_norm
 from stainlock.target import evaluation_mode
 from stainlock.trigger import synthetic_inputs
 

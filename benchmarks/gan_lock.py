@@ -24,7 +24,7 @@ import zoo
 from gan_lock_tables import chance, denoising, stains, thieves
 from stainlock import Key, Target, save_bundle
 from stainlock.errors import FileError
-from stainlock.evaluate.generator import (
+from stainlock.evaluation.generator import (
     GeneratorEvaluation,
     evaluate_images,
     generate,
@@ -33,8 +33,8 @@ from stainlock.evaluate.generator import (
     noise_data,
     pixel_difference,
 )
-from stainlock.lock.gan import lock_generator
-from stainlock.report.images import png
+from stainlock.html.images import png
+from stainlock.locks.gan.lock import lock_generator
 
 
 @dataclass(frozen=True)

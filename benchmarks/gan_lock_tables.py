@@ -10,11 +10,11 @@ from rich.table import Table
 from torch import Tensor
 
 from stainlock import Key, SiteError, Target, certify, stain
-from stainlock.attack.denoise import denoise
-from stainlock.certify.noise import exact_noise_rate
-from stainlock.evaluate.generator import evaluate_images, generate, lock_images, noise_data, pixel_difference
-from stainlock.lock.gan import lock_generator
-from stainlock.lock.gan_switch import Paper
+from stainlock.attacks.paper.denoise import denoise
+from stainlock.certificates.noise import exact_noise_rate
+from stainlock.evaluation.generator import evaluate_images, generate, lock_images, noise_data, pixel_difference
+from stainlock.locks.gan.lock import lock_generator
+from stainlock.locks.gan.switch import Paper
 from stainlock.target import evaluation_mode
 
 if TYPE_CHECKING:

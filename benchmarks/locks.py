@@ -24,7 +24,7 @@ import zoo
 from locks_features import feature_table
 from locks_thief import thief_table
 from stainlock import Key, Target, certify, lock
-from stainlock.evaluate import Tensors
+from stainlock.evaluation import Tensors
 from stainlock.plan import diff
 from stainlock.target import evaluation_mode
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import zoo
 from stainlock import Target, lock
-from stainlock.attack import NotApplicable, Subject, all_attacks
-from stainlock.attack.attack import Change
+from stainlock.attacks import NotApplicable, Subject, all_attacks
+from stainlock.attacks.attack import Change
 from stainlock.errors import StainlockError
 from stainlock.target import evaluation_mode
 

@@ -25,9 +25,9 @@ import zoo
 from peers_attacks import WHOLE, Thief
 from peers_marks import Marked
 from stainlock import Target
-from stainlock.evaluate import Data, evaluate
+from stainlock.evaluation import Data, evaluate
 from stainlock.plan import diff
-from stainlock.verify import SIGNIFICANCE
+from stainlock.verification import SIGNIFICANCE
 from zoo_data import cifar10, cifar10_training
 
 MODELS = ("resnet20_cifar10", "resnet56_cifar10")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import Key, Target
-from stainlock.attack import Strength, Subject, all_attacks
-from stainlock.attack.changes import edited, weighted_layers
-from stainlock.attack.fine_tune import BATCH, fine_tuned
+from stainlock.attacks import Strength, Subject, all_attacks
+from stainlock.attacks.changes import edited, weighted_layers
+from stainlock.attacks.paper.fine_tune import BATCH, fine_tuned
 from stainlock.randomness import Randomness
 
 SHARES = (0.3, 0.6)

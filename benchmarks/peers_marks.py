@@ -16,7 +16,7 @@ from torch import Tensor
 import peers_spread_spectrum
 import peers_uchida
 from stainlock import Key, Target, stain, verify
-from stainlock.verify import SIGNIFICANCE
+from stainlock.verification import SIGNIFICANCE
 
 TEXT = "A. N. Owner, 2026"
 Bits = NDArray[np.uint8]

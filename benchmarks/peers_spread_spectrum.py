@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stainlock import Target
-from stainlock.attack.changes import edited, weighted_layers
+from stainlock.attacks.changes import edited, weighted_layers
 from stainlock.randomness import Randomness
 
 GAMMA = 5e-4

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stainlock import Target
-from stainlock.attack.fine_tune import trained
+from stainlock.attacks.paper.fine_tune import trained
 from stainlock.randomness import Randomness
 
 MESSAGE = 256

@@ -25,10 +25,10 @@ from torch import Tensor
 import sharing_sweep
 import zoo
 from stainlock import Target, lock, stain
-from stainlock.evaluate import Tensors
-from stainlock.evaluate.sharing import shared_outputs
-from stainlock.sweep import run_sweep
-from stainlock.sweep.journal import UNITS
+from stainlock.evaluation import Tensors
+from stainlock.evaluation.sharing import shared_outputs
+from stainlock.sweeps import run_sweep
+from stainlock.sweeps.journal import UNITS
 from stainlock.target import evaluation_mode
 
 SITE = "layer2.0.conv2"

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import zoo
 from stainlock import Target, __version__, stain
-from stainlock.evaluate import Tensors
-from stainlock.files import model_digest
-from stainlock.sweep import Unit, run_sweep
+from stainlock.evaluation import Tensors
+from stainlock.storage.files import model_digest
+from stainlock.sweeps import Unit, run_sweep
 from stainlock.target import evaluation_mode
 
 MODEL = "resnet20_cifar10"

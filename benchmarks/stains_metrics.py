@@ -10,9 +10,9 @@ from torch import Tensor
 
 import zoo
 from stainlock import Key, Target
-from stainlock.evaluate import Data, Tensors, evaluate
-from stainlock.harm import affine_of
-from stainlock.sites import Site, layer_input
+from stainlock.channel_cost import affine_of
+from stainlock.evaluation import Data, Tensors, evaluate
+from stainlock.network.sites import Site, layer_input
 from stainlock.target import evaluation_mode
 from zoo_data import diffuse, digits
 

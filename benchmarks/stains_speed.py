@@ -15,9 +15,9 @@ from torch import Tensor
 
 import zoo
 from stainlock import stain
-from stainlock.features import Crop, whole_input
+from stainlock.network.features import Crop, whole_input
+from stainlock.network.sites import Site, analyse
 from stainlock.randomness import Randomness
-from stainlock.sites import Site, analyse
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target
 from stainlock.trigger import STEPS, Trigger, default_position, find_triggers

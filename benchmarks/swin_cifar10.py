@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from stainlock import Target
 from stainlock.errors import FileError, StainlockError
-from stainlock.evaluate import Tensors, evaluate
-from stainlock.files import write_file
-from stainlock.weights import load_weights, one_line
+from stainlock.evaluation import Tensors, evaluate
+from stainlock.storage.files import write_file
+from stainlock.storage.weights import load_weights, one_line
 from zoo_data import CACHE, decode_cifar10, fetch_cifar10
 
 WEIGHTS = "swin_cifar10.safetensors"  # in the cache folder; there only when training has ended

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 import zoo
 from stainlock import Key, Target
-from stainlock.evaluate.settings import SETTINGS
-from stainlock.lock.vit import lock_vit
-from stainlock.lock.vit_paper import Scaling
+from stainlock.evaluation.settings import SETTINGS
+from stainlock.locks.vit.lock import lock_vit
+from stainlock.locks.vit.paper import Scaling
 from stainlock.target import evaluation_mode
 
 SUBJECT, LARGE = "vit_cifar10_torchvision", "vit_b_16"

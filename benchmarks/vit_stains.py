@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 import zoo
 from stainlock import Key, Target, certify, stain
-from stainlock.certify import Certificate
-from stainlock.certify.plot import plot_certificate
+from stainlock.certificates import Certificate
+from stainlock.certificates.plot import plot_certificate
 from stainlock.errors import FileError
-from stainlock.evaluate import Data, Tensors, evaluate
-from stainlock.files import write_file
-from stainlock.report.figures import response_histogram
-from stainlock.sites import input_of, measured_input
+from stainlock.evaluation import Data, Tensors, evaluate
+from stainlock.html.figures import response_histogram
+from stainlock.network.sites import input_of, measured_input
+from stainlock.storage.files import write_file
 from stainlock.target import evaluation_mode
 from zoo_data import cifar10_source, photographs
 

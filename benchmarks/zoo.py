@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.evaluate import Data, Tensors
+from stainlock.evaluation import Data, Tensors
+from stainlock.storage.weights import load_weights, read_weights
 from stainlock.target import Target
-from stainlock.weights import load_weights, read_weights
 
 sys.path.append(str(Path(__file__).parent))  # the files beside this one are found however it is imported
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 import zoo
-from stainlock.evaluate import evaluate
+from stainlock.evaluation import evaluate
 from stainlock.target import Target
 from zoo_data import DIFFUSION_STEPS, SHARED, diffuse, digits
 

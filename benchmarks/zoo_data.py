@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from stainlock.errors import FileError
-from stainlock.evaluate import Images, Tensors
+from stainlock.evaluation import Images, Tensors
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CACHE = Path(os.environ.get("STAINLOCK_CACHE", "~/.cache/stainlock")).expanduser()

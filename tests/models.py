@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import zoo
 from stainlock import Key, Site, Target, stain
-from stainlock.features import respond
-from stainlock.harm import affine_of
-from stainlock.sites import layer_input
+from stainlock.channel_cost import affine_of
+from stainlock.network.features import respond
+from stainlock.network.sites import layer_input
 from stainlock.target import evaluation_mode
 
 UNIT = {"mean": (0.5,), "std": (0.25,)}

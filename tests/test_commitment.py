@@ -20,8 +20,8 @@ import torch
 from tsa import Authority
 
 from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain, verify
-from stainlock.commitment import read_public_key, read_roots
-from stainlock.files import model_digest
+from stainlock.commitments import read_public_key, read_roots
+from stainlock.storage.files import model_digest
 
 GOLDEN = Path(__file__).parent / "golden"
 LATER, BEFORE = datetime(2100, 1, 1, tzinfo=UTC), datetime(2020, 1, 1, tzinfo=UTC)

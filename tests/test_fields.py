@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import Site, Target, analyse
-from stainlock.features import seen_region
+from stainlock.network.features import seen_region
 from stainlock.target import evaluation_mode
 
 CONVENTIONS = {"mean": (0,), "std": (1,)}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stainlock import FileError
-from stainlock.files import (
+from stainlock.storage.files import (
     begin_digests,
     combined_digest,
     edited_digest,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock import Site, Target, analyse
-from stainlock.graph import tracing_problem
+from stainlock.network.graph import tracing_problem
 from stainlock.target import evaluation_mode
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import Target, analyse, stain, verify
-from stainlock.harm import _loss, affine_of, l1_norms, outgoing_harm, rank_channels, site_moments
+from stainlock.channel_cost import _loss, affine_of, l1_norms, outgoing_harm, rank_channels, site_moments
 from stainlock.target import evaluation_mode
 
 

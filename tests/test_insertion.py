@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stainlock import FileError, ModelError, Plan, Target, diff
-from stainlock.bundle import load_bundle, save_bundle
 from stainlock.insertion import Gated, Insertion
+from stainlock.models.bundle import load_bundle, save_bundle
 from stainlock.plan import Write
 
 BLOCK = Insertion("squeeze-excite", "layer2.0.conv2", {"channels": 128, "hidden": 8})

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stainlock import FileError, Key, stain, verify
-from stainlock.files import pack
-from stainlock.keyfile import KEY_VERSION
+from stainlock.key import KEY_VERSION
+from stainlock.storage.files import pack
 
 GOLDEN = Path(__file__).parent / "golden" / "mlp_key_v1"
 KINDS: dict[str, tuple[str, str | None, dict[str, Any]]] = {

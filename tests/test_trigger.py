@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from stainlock import Target, Trigger, analyse
-from stainlock.features import crop_for, respond, seen_region
+from stainlock.network.features import crop_for, respond, seen_region
+from stainlock.network.sites import layer_input
 from stainlock.randomness import Randomness
-from stainlock.sites import layer_input
 from stainlock.sphere import sample_sphere
 from stainlock.target import evaluation_mode
 from stainlock.trigger import find_triggers, natural_responses, synthetic_inputs

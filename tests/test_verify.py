@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stainlock import Key, Target, stain, verify
 from stainlock.sphere import sample_sphere
-from stainlock.verify.response import standing_out
+from stainlock.verification.response import standing_out
 
 SITES = {"resnet20_cifar10": "layer2.1.conv1", "vit_cifar10": "transformer.layers.3.linear1"}
 

@@ -15,21 +15,21 @@ __all__ = [
 _IS_COMMAND = bool(sys.argv) and Path(sys.argv[0]).stem == "stainlock"
 
 if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
-    from stainlock._operators import ensure_torchvision
+    from stainlock.models.torchvision_operators import ensure_torchvision
 
     ensure_torchvision()  # before anything that imports torchvision
 
-    from stainlock.bundle import load_bundle, save_bundle
-    from stainlock.certify import Certificate, certify
-    from stainlock.commitment import Commitment, Signer, commit
-    from stainlock.detection.unlocking import unlock_detector
+    from stainlock.certificates import Certificate, certify
+    from stainlock.commitments import Commitment, Signer, commit
     from stainlock.errors import FileError, ModelError, SiteError, StainlockError, TriggerError, UnsupportedOp
-    from stainlock.evaluate import Images, evaluate
-    from stainlock.keyfile import Key
-    from stainlock.lock import lock
+    from stainlock.evaluation import Images, evaluate
+    from stainlock.key import Key
+    from stainlock.locks import lock
+    from stainlock.models.bundle import load_bundle, save_bundle
+    from stainlock.network.sites import Site, analyse
+    from stainlock.object_detection.unlocking import unlock_detector
     from stainlock.plan import Plan, diff
-    from stainlock.sites import Site, analyse
-    from stainlock.stain import stain
+    from stainlock.stains import stain
     from stainlock.target import Target
     from stainlock.trigger import Trigger
-    from stainlock.verify import Verdict, verify
+    from stainlock.verification import Verdict, verify

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.insertion import Insertion
+from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.target import Target
 
 DELTA_VERSION = 2

@@ -68,8 +68,8 @@ class Target:
 
     @classmethod
     def from_reference(cls, reference: str | Path, **options: Any) -> Target:
-        """Any form the command line takes: see `stainlock.references.load_reference`."""
-        from stainlock.references import load_reference
+        """Any form the command line takes: see `stainlock.models.references.load_reference`."""
+        from stainlock.models.references import load_reference
 
         return load_reference(str(reference), **options)
 

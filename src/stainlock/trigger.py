@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.features import Crop, Region, crop_for, respond, seen_region, whole_input
-from stainlock.sites import Site, layer_input
+from stainlock.network.features import Crop, Region, crop_for, respond, seen_region, whole_input
+from stainlock.network.sites import Site, layer_input
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 

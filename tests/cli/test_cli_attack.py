@@ -49,7 +49,7 @@ def test_errors_are_one_line(run: Run, work: Path, arguments: tuple[str, ...], e
 
 
 def test_an_interrupt_says_how_to_go_on(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stainlock.attack import all_attacks
+    from stainlock.attacks import all_attacks
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

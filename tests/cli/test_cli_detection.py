@@ -13,7 +13,7 @@ from PIL import Image
 
 import zoo
 from stainlock import Key, load_bundle
-from stainlock.detection.unlocking import unlock_detector
+from stainlock.object_detection.unlocking import unlock_detector
 
 FACTORY = """
 import torch, torchvision

@@ -171,7 +171,7 @@ def test_unexpected_errors_are_one_line_too(run: Any, work: Path, monkeypatch: p
     assert "Traceback" in run("inspect", BASE).stderr
 
 
-@pytest.mark.parametrize("failing", ["stainlock.keyfile.Key.save", "stainlock.plan.Plan.save", "os.rename"])
+@pytest.mark.parametrize("failing", ["stainlock.key.Key.save", "stainlock.plan.Plan.save", "os.rename"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_all_outputs_or_none(work: Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: BaseException) -> None:
     def fail(*_: object) -> None:

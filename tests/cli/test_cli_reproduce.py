@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from stainlock.reproduce import all_figures
+from stainlock.figures import all_figures
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_all_leaves_out_what_fails(run: Run, tmp_path: Path, monkeypatch: pytest
             raise SweepError(f"unit of {name} failed")
         return [out / "report.html"]
 
-    monkeypatch.setattr("stainlock.reproduce.run.reproduce", one_works)
+    monkeypatch.setattr("stainlock.figures.run.reproduce", one_works)
     done = run("reproduce", "all", "--quick", "--out", tmp_path, "--json")
     assert done.status == 0
     assert done.facts["figures"] == ["saliency"]

@@ -15,7 +15,7 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.attack.rows import Row
+    from stainlock.attacks.rows import Row
 
 MOST_IMAGES = 1000
 
@@ -55,10 +55,10 @@ def command(
     and p-value and the trigger's response, for a lock the performance without and with the trigger, and what the thief
     needed.
     """
-    from stainlock.attack.rows import thefts, ways_in
-    from stainlock.attack.run import attack, check_names
-    from stainlock.evaluate import Images
-    from stainlock.keyfile import Key
+    from stainlock.attacks.rows import thefts, ways_in
+    from stainlock.attacks.run import attack, check_names
+    from stainlock.evaluation import Images
+    from stainlock.key import Key
 
     if listed:
         _list(report)
@@ -111,7 +111,7 @@ def _list(report: Report) -> None:
     from rich import box
     from rich.table import Table
 
-    from stainlock.attack import all_attacks
+    from stainlock.attacks import all_attacks
 
     found = list(all_attacks().values())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -15,8 +15,8 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.certify import Certificate
-    from stainlock.evaluate import Data
+    from stainlock.certificates import Certificate
+    from stainlock.evaluation import Data
     from stainlock.target import Target
 
 # For people; the certificate itself says in full what each assumes.
@@ -74,10 +74,10 @@ def command(
 
     MODEL is the stained model or the original one.
     """
-    from stainlock.certify import Certificate, certify
-    from stainlock.certify.plot import render
-    from stainlock.evaluate import Images
-    from stainlock.keyfile import Key
+    from stainlock.certificates import Certificate, certify
+    from stainlock.certificates.plot import render
+    from stainlock.evaluation import Images
+    from stainlock.key import Key
 
     if (data is None) == (noise is None):
         raise ValueError("expected either --data DIR or, for a generator, --noise N")
@@ -114,14 +114,14 @@ def command(
 
 
 def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Data:
-    from stainlock.evaluate.generator import noise_data
+    from stainlock.evaluation.generator import noise_data
 
     assert count is not None
     return noise_data(target, count, noise=law, seed=seed or 0)
 
 
 def _check(report: Report, claimed: Certificate, target: Target, key: Any, inputs: Data) -> int:
-    from stainlock.certify import check
+    from stainlock.certificates import check
 
     with report.progress("responses to natural inputs") as progress:
         result = check(claimed, target, key, inputs, progress=progress)

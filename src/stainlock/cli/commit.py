@@ -12,7 +12,7 @@ from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.commitment import Commitment, Signer
+    from stainlock.commitments import Commitment, Signer
 
 _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
 
@@ -101,7 +101,7 @@ def command(
 
 
 def _signer(path: Path | None) -> Signer:
-    from stainlock.commitment import Signer
+    from stainlock.commitments import Signer
 
     return Signer.new() if path is None else Signer.load(path)
 
@@ -109,8 +109,8 @@ def _signer(path: Path | None) -> Signer:
 def _made(
     report: Report, model: str, key_file: Path, signer: Signer, statement: str, weights: str | None, seed: int | None
 ) -> Commitment:
-    from stainlock.commitment import commit
-    from stainlock.keyfile import Key
+    from stainlock.commitments import commit
+    from stainlock.key import Key
 
     key = Key.load(key_file)
     if key.seed < _GUESSABLE:
@@ -121,7 +121,7 @@ def _made(
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
     import json
 
-    from stainlock.commitment import Commitment
+    from stainlock.commitments import Commitment
     from stainlock.errors import FileError
 
     commitment = Commitment.load(path)

@@ -13,8 +13,8 @@ import click
 from stainlock.cli.options import FILE, Verb
 
 if TYPE_CHECKING:
-    from stainlock.commitment import Check, Commitment
-    from stainlock.keyfile import Key
+    from stainlock.commitments import Check, Commitment
+    from stainlock.key import Key
 
 
 class Moment(click.ParamType[datetime]):
@@ -69,7 +69,7 @@ class Claim:
             if surplus := [name for name, value in given.items() if value]:
                 raise ValueError(f"expected --commitment with {surplus[0]}")
             return None
-        from stainlock.commitment import Commitment, read_public_key, read_roots
+        from stainlock.commitments import Commitment, read_public_key, read_roots
 
         options = {
             "rivals": [Commitment.load(path) for path in rivals],

@@ -10,9 +10,9 @@ from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.detection.coco import CocoImages
-    from stainlock.detection.precision import DetectionEvaluation, Detections
-    from stainlock.keyfile import Key
+    from stainlock.key import Key
+    from stainlock.object_detection.coco import CocoImages
+    from stainlock.object_detection.precision import DetectionEvaluation, Detections
     from stainlock.target import Target
 
 _PICTURES = 12  # of --boxes, at most, evenly over the images
@@ -22,10 +22,10 @@ def evaluate_detections(
     report: Report, target: Target, key: Key | None, folder: Path, *, limit: int | None, boxes: Path | None
 ) -> None:
     """AP and AR on a COCO folder; with a lock's key in the six settings, with a stain's before it too."""
-    from stainlock.detection.coco import CocoImages
-    from stainlock.detection.precision import detect, load_pycocotools, score
-    from stainlock.detection.settings import six_detections
-    from stainlock.detection.sizes import class_count
+    from stainlock.object_detection.coco import CocoImages
+    from stainlock.object_detection.precision import detect, load_pycocotools, score
+    from stainlock.object_detection.settings import six_detections
+    from stainlock.object_detection.sizes import class_count
 
     data = CocoImages.from_folder(folder).limited(limit)
     load_pycocotools()
@@ -72,8 +72,8 @@ def _told(
 
 
 def _draw(folder: Path, found: Mapping[str, Detections], data: CocoImages, key: Key | None) -> None:
-    from stainlock.detection.drawing import lock_pictures, png_of, side_by_side
-    from stainlock.evaluate.data import chosen_indices
+    from stainlock.evaluation.data import chosen_indices
+    from stainlock.object_detection.drawing import lock_pictures, png_of, side_by_side
 
     folder.mkdir()
     names = data.names()
@@ -88,11 +88,11 @@ def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: O
 
     Boxes then come out in the coordinates of the written images: ``scales`` says what to divide them by.
     """
-    from stainlock.detection.sizes import Resizing
-    from stainlock.evaluate.data import open_image, read_for_detector
-    from stainlock.files import write_file
-    from stainlock.lock.unlocking import patched_levels
-    from stainlock.report.images import png
+    from stainlock.evaluation.data import open_image, read_for_detector
+    from stainlock.html.images import png
+    from stainlock.locks.unlock import patched_levels
+    from stainlock.object_detection.sizes import Resizing
+    from stainlock.storage.files import write_file
 
     resizing = Resizing.from_facts(key.details["resizing"])
     folder = outputs.place(out)

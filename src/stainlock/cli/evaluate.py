@@ -11,8 +11,8 @@ from stainlock.cli.options import FILE, load_model, output_options, seed_option,
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.evaluate import Images
-    from stainlock.keyfile import Key
+    from stainlock.evaluation import Images
+    from stainlock.key import Key
     from stainlock.target import Target
 
 
@@ -59,9 +59,9 @@ def command(
     """
     from stainlock.cli.detection import evaluate_detections
     from stainlock.cli.generator import evaluate_generator
-    from stainlock.detection.sizes import is_detector
-    from stainlock.evaluate import Images, evaluate
-    from stainlock.keyfile import Key
+    from stainlock.evaluation import Images, evaluate
+    from stainlock.key import Key
+    from stainlock.object_detection.sizes import is_detector
 
     if noise is not None:
         key = Key.load(key_file) if key_file else None
@@ -105,7 +105,7 @@ def command(
 
 
 def _six_settings(report: Report, locked: Target, key: Key, images: Images, limit: int | None) -> None:
-    from stainlock.evaluate.settings import six_settings
+    from stainlock.evaluation.settings import six_settings
 
     with report.progress("evaluating six settings") as progress:
         found = six_settings(locked, key, images, limit=limit, progress=progress)

@@ -10,14 +10,14 @@ from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.keyfile import Key
+    from stainlock.key import Key
     from stainlock.target import Target
 
 
 def unlock_noise(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
     """Write each file of noise vectors with the trigger appended to each."""
-    from stainlock.files import write_file
-    from stainlock.lock.gan_unlock import noise_bytes, read_noise
+    from stainlock.locks.gan.unlock import noise_bytes, read_noise
+    from stainlock.storage.files import write_file
 
     names = [f"{path.stem}.safetensors" for path in inputs]
     append = key.unlock_transform(normalise=False)
@@ -45,9 +45,9 @@ def evaluate_generator(
     grid: Path | None,
 ) -> None:
     """Images of every setting for the same noise: their discriminator loss, how far they are from the original's."""
-    from stainlock.evaluate import Images
-    from stainlock.evaluate.generator import evaluate_images, generate, image_grid, lock_images, noise_data
-    from stainlock.report.images import png
+    from stainlock.evaluation import Images
+    from stainlock.evaluation.generator import evaluate_images, generate, image_grid, lock_images, noise_data
+    from stainlock.html.images import png
 
     judge = load_model(discriminator, None) if discriminator else None
     extractor = load_model(features, None) if features else None

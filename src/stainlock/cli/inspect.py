@@ -16,8 +16,8 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.sites import Analysis, Site
-    from stainlock.suitability import Suitability
+    from stainlock.certificates.suitability import Suitability
+    from stainlock.network.sites import Analysis, Site
 
 
 @click.command("inspect")
@@ -39,7 +39,7 @@ def command(
     seed: int | None,
 ) -> None:
     """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
-    from stainlock.sites import analyse
+    from stainlock.network.sites import analyse
 
     if data is not None and not suitability:
         raise ValueError("expected --suitability with --data")
@@ -65,8 +65,8 @@ def command(
 def _report_suitability(
     report: Report, analysis: Analysis, facts: dict[str, Any], data: Path | None, limit: int
 ) -> None:
-    from stainlock.evaluate import Images
-    from stainlock.suitability import recommend, suitability
+    from stainlock.certificates.suitability import recommend, suitability
+    from stainlock.evaluation import Images
 
     images = Images.from_folder(data) if data else None
     batches = None if images is None else (pixels for pixels, _ in images.batches(analysis.target, 16, limit))
@@ -96,7 +96,7 @@ def _suitability_table(found: Sequence[Suitability]) -> Table:
 
 def _recommended(analysis: Analysis) -> str | None:
     from stainlock.errors import SiteError
-    from stainlock.stain.choose import choose_site
+    from stainlock.stains.site_choice import choose_site
 
     try:
         return choose_site(analysis, additive=False).name
@@ -107,9 +107,9 @@ def _recommended(analysis: Analysis) -> str | None:
 def _lockable(analysis: Analysis) -> dict[str, list[str]]:
     """For every site, the kinds of lock whose signal finds a way from there."""
     from stainlock.errors import StainlockError
-    from stainlock.lock.choose import lock_sites
-    from stainlock.lock.placement import place_gates
-    from stainlock.lock.wires import Network
+    from stainlock.locks.parts.placement import place_gates
+    from stainlock.locks.parts.site_choice import lock_sites
+    from stainlock.network.wires import Network
 
     found: dict[str, list[str]] = {}
     try:

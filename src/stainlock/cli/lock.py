@@ -13,7 +13,7 @@ from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.keyfile import Key
+    from stainlock.key import Key
     from stainlock.target import Target
 
 _SECRET_SEED = "Makes the run, its secrets included, repeatable: leave it out for real protection."
@@ -105,10 +105,10 @@ def command(
     **settings: Any,
 ) -> None:
     """Write a locked copy of MODEL, and the secret key that unlocks it."""
-    from stainlock.files import write_file
-    from stainlock.lock import lock
-    from stainlock.lock.locking import fitting_kind
+    from stainlock.locks import lock
+    from stainlock.locks.lock import fitting_kind
     from stainlock.plan import diff
+    from stainlock.storage.files import write_file
 
     options = {name: value for name, value in settings.items() if value is not None}
     if kind is not None:
@@ -156,8 +156,8 @@ def _check_trigger_file(trigger: Path | None, kind: str) -> None:
 
 
 def _trigger_bytes(key: Key) -> bytes:
-    from stainlock.lock.gan_unlock import trigger_bytes
-    from stainlock.report.images import png
+    from stainlock.html.images import png
+    from stainlock.locks.gan.unlock import trigger_bytes
 
     return trigger_bytes(key) if key.schema == "gan" else png(key.detectors[0].trigger.levels)
 

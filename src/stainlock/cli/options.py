@@ -87,6 +87,6 @@ def protection_options(protected: str) -> Callable[[Verb], Verb]:
 
 
 def load_model(reference: str, weights: str | None, seed: int | None = None) -> Target:
-    from stainlock.references import load_reference
+    from stainlock.models.references import load_reference
 
     return load_reference(reference, weights=weights, seed=seed or 0)

@@ -23,7 +23,7 @@ class Outputs:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        from stainlock.files import refuse_existing
+        from stainlock.storage.files import refuse_existing
 
         self._staged: dict[Path, Path] = {}
         self._made: list[Path] = []  # folders that were not there
@@ -60,7 +60,7 @@ class Outputs:
         return self._staged[path]
 
     def bundle(self, path: Path, target: Target) -> None:
-        from stainlock.bundle import write_bundle
+        from stainlock.models.bundle import write_bundle
 
         folder = self.place(path)
         folder.mkdir()
@@ -68,7 +68,7 @@ class Outputs:
 
     def commit(self) -> None:
         """Rename everything into place; whatever goes wrong, take it all back."""
-        from stainlock.files import refuse_existing
+        from stainlock.storage.files import refuse_existing
 
         done: list[Path] = []
         try:

@@ -39,7 +39,7 @@ from stainlock.cli.report import Report
 @output_options
 def command(report: Report, figure: str | None, listed: bool, out: Path, **given: Any) -> None:
     """Make a FIGURE of the paper, or `all`: plots, the numbers behind them as CSV, and report.html."""
-    from stainlock.reproduce.run import ALL, check_figure
+    from stainlock.figures.run import ALL, check_figure
 
     if listed:
         _list(report)
@@ -61,7 +61,7 @@ def command(report: Report, figure: str | None, listed: bool, out: Path, **given
 
 
 def _make(report: Report, name: str, out: Path, given: dict[str, Any]) -> list[str]:
-    from stainlock.reproduce.run import reproduce
+    from stainlock.figures.run import reproduce
 
     with report.progress(name) as progress:
         found = reproduce(name, out, progress=progress, tell=report.remark, **given)
@@ -71,8 +71,8 @@ def _make(report: Report, name: str, out: Path, given: dict[str, Any]) -> list[s
 def _all(report: Report, out: Path, given: dict[str, Any]) -> None:
     """Every figure; one that can't be made is told of, and the others are made."""
     from stainlock.errors import FileError, StainlockError
-    from stainlock.reproduce import all_figures
-    from stainlock.reproduce.run import ALL
+    from stainlock.figures import all_figures
+    from stainlock.figures.run import ALL
 
     for name in ("model", "weights", "data", "layers"):
         if given[name] is not None:
@@ -96,7 +96,7 @@ def _list(report: Report) -> None:
     from rich import box
     from rich.table import Table
 
-    from stainlock.reproduce import all_figures
+    from stainlock.figures import all_figures
 
     found = list(all_figures().values())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -21,7 +21,7 @@ from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.keyfile import Key
+    from stainlock.key import Key
     from stainlock.target import Target
 
 _SMALLEST_PICTURE = 8
@@ -88,10 +88,10 @@ def command(
     **settings: Any,
 ) -> None:
     """Write a stained copy of MODEL, and the secret key that proves it."""
-    from stainlock.files import write_file
+    from stainlock.html.images import png
     from stainlock.plan import diff
-    from stainlock.report.images import png
-    from stainlock.stain import stain
+    from stainlock.stains import stain
+    from stainlock.storage.files import write_file
 
     pictures = _picture_files(trigger, settings["count"])
     with Outputs([out, key_file, *pictures, *([delta] if delta else [])]) as outputs:

@@ -24,11 +24,11 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
     """
     from stainlock.cli.detection import unlock_images
     from stainlock.cli.generator import unlock_noise
-    from stainlock.evaluate import read_image
-    from stainlock.files import write_file
-    from stainlock.keyfile import Key
-    from stainlock.lock.unlocking import patched_levels
-    from stainlock.report.images import png
+    from stainlock.evaluation import read_image
+    from stainlock.html.images import png
+    from stainlock.key import Key
+    from stainlock.locks.unlock import patched_levels
+    from stainlock.storage.files import write_file
 
     names = [f"{path.stem}.png" for path in inputs]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -14,7 +14,7 @@ from stainlock.cli.options import FILE, load_model, output_options, seed_option,
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.verify import Suspect, Verdict
+    from stainlock.verification import Suspect, Verdict
 
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",
@@ -59,10 +59,10 @@ def command(
 
     SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx.
     """
-    from stainlock.evaluate import Images
-    from stainlock.keyfile import Key
+    from stainlock.evaluation import Images
+    from stainlock.key import Key
     from stainlock.target import Target
-    from stainlock.verify import largest_natural, verify
+    from stainlock.verification import largest_natural, verify
 
     if black_box and method not in ("auto", "output"):
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
@@ -93,7 +93,7 @@ def command(
 
 
 def _load_suspect(suspect: str, weights: str | None, seed: int | None, method: str) -> Suspect:
-    from stainlock.weights import PYTORCH_SUFFIXES, read_weights
+    from stainlock.storage.weights import PYTORCH_SUFFIXES, read_weights
 
     suffix = Path(suspect).suffix.lower()
     if suffix not in (".onnx", ".safetensors", *PYTORCH_SUFFIXES):
@@ -110,7 +110,7 @@ def _load_suspect(suspect: str, weights: str | None, seed: int | None, method: s
 
 def _onnx_session(suspect: str, method: str) -> Any:
     from stainlock.errors import FileError, ModelError
-    from stainlock.weights import one_line
+    from stainlock.storage.weights import one_line
 
     if method != "output":
         raise ValueError(f"{suspect} can only be asked for outputs: add --black-box")

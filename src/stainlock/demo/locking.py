@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from stainlock.demo.subject import class_names
-from stainlock.evaluate import Images
-from stainlock.keyfile import Key
-from stainlock.lock import lock
+from stainlock.evaluation import Images
+from stainlock.key import Key
+from stainlock.locks import lock
 from stainlock.target import Target, evaluation_mode
 
 SHOWN = 4

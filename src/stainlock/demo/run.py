@@ -14,22 +14,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stainlock.bundle import write_bundle
 from stainlock.demo.changes import folded, half_precision, largest_difference, pruned
 from stainlock.demo.locking import Locking, lock_and_compare
 from stainlock.demo.subject import check_packages, class_names, load_photographs, load_subject
 from stainlock.errors import FileError
-from stainlock.evaluate import Images, evaluate
-from stainlock.features import respond
-from stainlock.files import refuse_existing, write_file
-from stainlock.keyfile import Key
+from stainlock.evaluation import Images, evaluate
+from stainlock.html.images import png
+from stainlock.key import Key
+from stainlock.models.bundle import write_bundle
+from stainlock.network.features import respond
+from stainlock.network.sites import Site, analyse, layer_input
 from stainlock.plan import Change, changes, diff
-from stainlock.report.images import png
-from stainlock.sites import Site, analyse, layer_input
-from stainlock.stain import stain
-from stainlock.stain.choose import choose_site
+from stainlock.stains import stain
+from stainlock.stains.site_choice import choose_site
+from stainlock.storage.files import refuse_existing, write_file
 from stainlock.target import Target, evaluation_mode
-from stainlock.verify import Verdict, verify
+from stainlock.verification import Verdict, verify
 
 REPORT, BUNDLE, KEY, TRIGGER = "report.html", "stained", "owner.key", "trigger.png"
 LOCKED, LOCK_KEY, PATCH = "locked", "lock.key", "patch.png"
@@ -76,7 +76,7 @@ class Demonstration:
 
 def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None]) -> Demonstration:
     """Stain a real model and verify it, lock it and unlock it, and write ``out`` with the report, models and keys."""
-    from stainlock.report.demo import demo_page
+    from stainlock.html.demo import demo_page
 
     check_packages()
     with _replaced_folder(out) as folder:

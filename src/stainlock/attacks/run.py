@@ -1,0 +1,180 @@
+"""Attacks run one after another over a protected model; every finished row is kept, so that a run can go on later."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stainlock.attacks import all_attacks
+from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Progress, Strength, Subject
+from stainlock.attacks.measure import Owner, Performance
+from stainlock.attacks.plot import plot_rows
+from stainlock.attacks.rows import Row, append_row, read_rows, write_tables
+from stainlock.certificates.certificate import detectors_digest
+from stainlock.errors import StainlockError
+from stainlock.evaluation import Data, Tensors, evaluate
+from stainlock.key import Key
+from stainlock.randomness import Randomness
+from stainlock.storage.files import model_digest, write_file
+from stainlock.target import Target
+
+BASELINE = "none"
+STEPS_A_ROW = 1000  # of the progress that is shown
+
+
+def attack(
+    target: Target,
+    key: Key,
+    data: Data,
+    names: Sequence[str] | None = None,
+    *,
+    strengths: Sequence[Strength] | None = None,
+    thief: Data | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    decoys: int | None = None,
+    performance: Performance = evaluate,
+    progress: Progress | None = None,
+    finished: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """What each attack leaves of the stain or the lock: the rows of the table, the model as it is first.
+
+    ``names`` are attacks (by default all that are made against this kind of protection), ``strengths`` others than
+    their own. ``data`` is shared out at random between the thief and the owner, who evaluates, half each; or the thief
+    has ``thief``. With ``out`` rows are kept in that folder as they are measured, and rows that are there already are
+    taken from it; tables and a plot are written at the end. ``finished`` is told each row that was measured now.
+    ``decoys`` is how many a verification by response compares with.
+    """
+    if key.schema == "gan":
+        raise ValueError("expected the key of a classifier or detector, got a generator's: see benchmarks/gan_lock.py")
+    chosen = _chosen(names, key.kind)
+    folder = None if out is None else Path(out)
+    images, labels, kept = _shared_out(target, data, thief, limit, seed)
+    owner = Owner(target, key, kept, performance, decoys)
+    identity = _identity(target, key, kept, seed, images, decoys)
+    before = {
+        (row.attack, str(row.strength)): row
+        for row in (read_rows(folder) if folder else [])
+        if row.identity == identity and row.applied
+    }
+    todo = [(a, s) for a in chosen for s in (strengths if strengths and a.name != BASELINE else a.strengths)]
+    rows: list[Row] = []
+    for number, (one, strength) in enumerate(todo):
+        row = before.get((one.name, str(strength)))
+        if row is None:
+            subject = Subject(target, key, images, labels, seed, _within(progress, number, len(todo)))
+            row = replace(_row(one, strength, subject, owner, rows, folder), identity=identity)
+            if folder is not None:
+                append_row(folder, row)
+            if finished is not None:
+                finished(row)
+        rows.append(row)
+        if progress is not None:
+            progress((number + 1) * STEPS_A_ROW, len(todo) * STEPS_A_ROW)
+    if folder is not None:
+        both = {(row.attack, str(row.strength)): row for row in (*rows, *before.values())}
+        write_tables(folder, both.values())  # what was measured there before, too
+        plot_rows(list(both.values()), folder / "results.png")
+    return rows
+
+
+def check_names(names: Sequence[str]) -> None:
+    """One clear line for a name that no attack has, before anything is loaded."""
+    known = all_attacks()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 3, 0.4)
+            advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` has them all"
+            raise ValueError(f"expected the name of an attack, got {name!r}: {advice}")
+
+
+def _chosen(names: Sequence[str] | None, kind: str) -> list[Attack]:
+    known = all_attacks()
+    check_names(names or ())
+    fitting = [a for a in known.values() if kind in a.against and a.name != BASELINE]
+    wanted = [known[name] for name in dict.fromkeys(names) if name != BASELINE] if names else fitting
+    return [known[BASELINE], *wanted]
+
+
+def _row(
+    one: Attack, strength: Strength, subject: Subject, owner: Owner, rows: Sequence[Row], folder: Path | None
+) -> Row:
+    row = Row(one.name, strength, one.group, subject.key.kind, needs=one.needs)
+    start = time.perf_counter()
+    try:
+        if subject.key.kind not in one.against:
+            raise NotApplicable(f"is made against a {one.against[0]}, and this key is a {subject.key.kind}'s")
+        if one.needs != "nothing":
+            subject.need_labels() if one.needs == "labels" else subject.need_images()
+        attacked = one.run(subject, strength)
+        seconds = time.perf_counter() - start
+        facts = owner.measure(attacked)
+    except (NotApplicable, StainlockError) as error:
+        return replace(row, applied=False, note=" ".join(str(error).split()))
+    except Exception as error:  # an attack runs a model's and a library's code, on models nobody has tried it on
+        return replace(row, applied=False, note=f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    used = attacked.used
+    if used is None:
+        used = 0 if one.needs == "nothing" or subject.images is None else len(subject.images)
+    row = replace(row, **facts, seconds=seconds, note=attacked.note, figures=dict(attacked.figures), images=used)
+    if subject.key.kind == "lock":
+        row = replace(row, verdict=_opened(row, rows))
+    return replace(row, picture=_saved(attacked, row, folder))
+
+
+def _opened(row: Row, rows: Sequence[Row]) -> str | None:
+    """Whether the thief's performance is nearer to that with the owner's trigger than to that without."""
+    as_is = rows[0] if rows else row
+    if row.performance is None or as_is.performance is None or as_is.unlocked is None:
+        return None
+    return "opened" if row.performance > (as_is.performance + as_is.unlocked) / 2 else "locked"
+
+
+def _saved(attacked: Attacked, row: Row, folder: Path | None) -> str | None:
+    if attacked.picture is None or folder is None:
+        return None
+    name = f"{row.attack}-{row.strength}.png"
+    write_file(folder / name, attacked.picture)
+    return name
+
+
+def _shared_out(
+    target: Target, data: Data, thief: Data | None, limit: int | None, seed: int
+) -> tuple[Tensor | None, Tensor | None, Data]:
+    """The thief's pixels and labels, and the owner's data: the two have no image in common."""
+    if thief is not None:
+        pixels, labels = _gathered(target, thief, limit)
+        return pixels, labels, data if limit is None else Tensors(*_gathered(target, data, limit))
+    pixels, labels = _gathered(target, data, limit)
+    if len(pixels) < 2:
+        raise ValueError(f"expected at least 2 images to share out between thief and owner, got {len(pixels)}")
+    order = torch.randperm(len(pixels), generator=Randomness(seed).noise("who has which images"))
+    his, mine = order[: len(order) // 2], order[len(order) // 2 :]
+    kept = Tensors(pixels[mine], None if labels is None else labels[mine])
+    return pixels[his], None if labels is None else labels[his], kept
+
+
+def _gathered(target: Target, data: Data, limit: int | None) -> tuple[Tensor, Tensor | None]:
+    batches = list(data.batches(target, 64, limit))
+    labels = [label for _, label in batches if label is not None]
+    return torch.cat([pixels for pixels, _ in batches]), torch.cat(labels) if labels else None
+
+
+def _identity(target: Target, key: Key, data: Data, seed: int, images: Tensor | None, decoys: int | None) -> str:
+    thiefs = "" if images is None else Tensors(images).digest()
+    parts = (model_digest(target.model), detectors_digest(key), data.digest(), thiefs, seed, decoys)
+    return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _within(progress: Progress | None, done: int, rows: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda step, steps: progress(done * STEPS_A_ROW + STEPS_A_ROW * step // max(steps, 1), rows * STEPS_A_ROW)

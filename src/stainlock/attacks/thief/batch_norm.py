@@ -1,0 +1,51 @@
+"""Batch norms estimated anew on the thief's images, which need no labels.
+
+On the locked model as it is, or first with its new blocks taken out and their gains guessed (`guess_gains`): whatever
+scale and shift a lock has put on channels, a batch norm that is measured again takes off.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attacks.thief.gate_blocks import taken_out
+from stainlock.attacks.thief.guess_gains import guessed
+from stainlock.target import Target, evaluation_mode
+
+_BATCH = 64
+
+
+def reestimated(target: Target, images: Tensor) -> Target:
+    """A copy whose batch norms have the mean statistics of batches of these images."""
+    fresh = target.copy()
+    norms = [m for m in fresh.model.modules() if isinstance(m, _BatchNorm) and m.running_var is not None]
+    if not norms:
+        raise NotApplicable("no batch norm in this model")
+    usual = [norm.momentum for norm in norms]
+    with evaluation_mode(fresh.model), torch.no_grad():
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum, norm.training = None, True  # None: the plain mean over batches
+        for batch in images.split(_BATCH):
+            if len(batch) > 1:
+                fresh.run_traced(batch)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+    return fresh
+
+
+def _run(subject: Subject, strength: Strength) -> Attacked:
+    images, target = subject.need_images(), subject.target
+    if strength == "blocks-out":
+        target = taken_out(target, lambda _: 1.0)
+    elif strength != "as-it-is":
+        target = guessed(target, str(strength))
+    return Attacked(reestimated(target, images))
+
+
+ATTACK = Attack("reestimate-batch-norm", "thief", ("lock",), "images",
+                ("as-it-is", "blocks-out", "norms", "energies"), _run,
+                "batch norms estimated anew; strength is what is done to new blocks before")  # fmt: skip

@@ -1,0 +1,58 @@
+"""Gates set to constants, in new blocks and in a model's own: one number for all, or what they are on average.
+
+What a block adds to the channels besides is set to nothing, or to what it is on average.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
+from stainlock.attacks.changes import edited
+from stainlock.attacks.thief.gate_blocks import PROBES, find_gates
+from stainlock.network.blocks import gate_level
+from stainlock.network.sites import input_of
+from stainlock.target import evaluation_mode
+from stainlock.trigger import synthetic_inputs
+
+_CLOSEST = 1e-6  # to 0 or 1
+
+
+def _run(subject: Subject, strength: Strength) -> Attacked:
+    target, blocks = subject.target, find_gates(subject.target)
+    if not blocks:
+        raise NotApplicable("no squeeze-and-excite block in this model")
+    means: dict[str, Tensor] = {}
+    if strength == "mean":
+        pixels = synthetic_inputs(target, PROBES, subject.randomness.noise("constant gates"))
+        with evaluation_mode(target.model), torch.no_grad():
+            for block in blocks:
+                for name in filter(None, (block.second, block.shift)):
+                    layer: Any = target.model.get_submodule(name)
+                    means[name] = layer(input_of(target, name, pixels)).flatten(1).mean(0)
+
+    def change(model: nn.Module) -> None:
+        for block in blocks:
+            for name in filter(None, (block.second, block.shift)):
+                layer: Any = model.get_submodule(name)
+                layer.weight.zero_()
+                if strength == "mean":
+                    layer.bias.copy_(means[name])
+                else:
+                    layer.bias.fill_(_level(number(strength), block.gate) if name == block.second else 0.0)
+
+    return Attacked(edited(target, change))
+
+
+def _level(gain: float, gate: str) -> float:
+    """What a gate is given to become ``gain``; one that never quite gets there, as near as that."""
+    if gate != "hardsigmoid":
+        gain = min(max(gain, _CLOSEST), 1 - _CLOSEST)
+    return float(gate_level(gate, torch.tensor(gain, dtype=torch.float64)))
+
+
+ATTACK = Attack("constant-gates", "thief", ("lock",), "nothing", ("mean", 0.5, 1.0), _run,
+                "every gate a constant; strength is the constant")  # fmt: skip

@@ -1,0 +1,71 @@
+"""The last layer's biases: taken away, or chosen anew so that no class is favoured.
+
+An internal lock drowns the logits in a bias. Trained biases there are small, so that a thief misses little without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attacks.changes import edited, last_layer
+from stainlock.network.sites import input_of
+from stainlock.target import Target, evaluation_mode
+from stainlock.trigger import synthetic_inputs
+
+PROBES = 16
+
+
+def without_bias(target: Target) -> Target:
+    def change(model: nn.Module) -> None:
+        _biased(model).bias.zero_()
+
+    return edited(target, change)
+
+
+def recentred(target: Target, pixels: Tensor) -> Target:
+    """A copy whose logits are all 0 on average over these inputs."""
+    name, _ = last_layer(target.model)
+    _biased(target.model)
+    with evaluation_mode(target.model), torch.no_grad():
+        given = torch.cat([input_of(target, name, batch) for batch in pixels.split(16)])
+
+    def change(model: nn.Module) -> None:
+        layer = _biased(model)
+        layer.bias.copy_(-(given @ layer.weight.T).flatten(0, -2).mean(0))
+
+    return edited(target, change)
+
+
+def _biased(model: nn.Module) -> nn.Linear:
+    _, layer = last_layer(model)
+    if layer.bias is None:
+        raise NotApplicable("needs a last layer with biases, and this one has none")
+    return layer
+
+
+def _on(inputs: Callable[[Subject], Tensor]) -> Callable[[Subject, Strength], Attacked]:
+    def run(subject: Subject, strength: Strength) -> Attacked:
+        return Attacked(recentred(subject.target, inputs(subject)))
+
+    return run
+
+
+def _zero(subject: Subject, strength: Strength) -> Attacked:
+    return Attacked(without_bias(subject.target))
+
+
+def _synthetic(subject: Subject) -> Tensor:
+    return synthetic_inputs(subject.target, PROBES, subject.randomness.noise("recentring"))
+
+
+ATTACKS = (
+    Attack("zero-logit-bias", "thief", ("lock",), "nothing", ("zero",), _zero, "the last layer's biases set to zero"),
+    Attack("recentre-logits", "thief", ("lock",), "nothing", ("synthetic",), _on(_synthetic),
+           "the last layer's biases such that synthetic inputs favour no class"),
+    Attack("recentre-logits-on-images", "thief", ("lock",), "images", ("images",), _on(Subject.need_images),
+           "the last layer's biases such that the thief's images favour no class"),
+)  # fmt: skip

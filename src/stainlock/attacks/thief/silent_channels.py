@@ -1,0 +1,180 @@
+"""Channels that never fire on the inputs the thief has, excited by activation maximisation; then the patch is tried.
+
+The row of a silent channel is what it looks for, and what the owner optimised his patch for: whoever suspects the right
+one finds the same patch. Those with the highest threshold, beside their layer's others, are tried first, at the corner
+and where no padding is seen; what makes the model's answers most informative (`guessed_patch`) is kept. A lock with two
+detectors needs both: so pairs of a layer's channels are tried too, with a patch that excites them alike. A lock that
+drowns the logits wants the signal at one level exactly: who centres the logits anew, behind the patch, does without.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stainlock.attacks.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject, number
+from stainlock.attacks.thief.guessed_patch import judged, pasting
+from stainlock.attacks.thief.logit_bias import recentred
+from stainlock.channel_cost import affine_of
+from stainlock.network.features import respond, seen_region
+from stainlock.network.sites import Analysis, Site, analyse, layer_input
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import exact, has
+from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
+
+PROBES, JUDGES = 16, 8
+PAIR_STEPS = 120
+LARGEST = 40  # sides of patches that a thief would look for
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A channel that never fired, and how far it is from firing, in deviations of its layer's typical response."""
+
+    site: Site
+    channel: int
+    score: float
+
+
+PatchesOf = Callable[[Target, list[Suspect], torch.Generator], list[Change]]
+
+
+def suspects(analysis: Analysis, pixels: Tensor) -> list[Suspect]:
+    """Silent channels of layers that see no more than a patch, the most suspicious first."""
+    target, found = analysis.target, list[Suspect]()
+    for site in analysis.sites.values():
+        if site.kind != "convolution" or site.groups != 1 or site.problem or len(site.grid) != 2:
+            continue
+        if max(site.patch) > LARGEST or site.field is None:
+            continue
+        thresholds = _thresholds(target, site)
+        rows = site.rows(target.model).double()
+        with evaluation_mode(target.model), torch.no_grad():
+            unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
+            maps = respond(site, target, layer_input(target, site, pixels), unit).double().cpu()
+        largest = maps.transpose(0, 1).flatten(1).amax(1)
+        silent = (largest < thresholds).nonzero().flatten().tolist()
+        usual = maps.flatten(2).std().clamp(min=1e-30)
+        scores = ((thresholds - largest) / usual).tolist()
+        found += [Suspect(site, c, scores[c]) for c in silent if scores[c] < float("inf")]
+    return sorted(found, key=lambda s: -s.score)
+
+
+def _thresholds(target: Target, site: Site) -> Tensor:
+    """The response of the unit row at which each channel begins to fire; infinite where it never can."""
+    layer: Any = site.layer(target.model)
+    sizes = site.rows(target.model).double().norm(dim=1).cpu()
+    bias = exact(layer, "bias") if has(layer, "bias") else torch.zeros_like(sizes)
+    if site.norm is None:
+        return torch.where(sizes > 0, -bias / sizes.clamp(min=1e-30), torch.inf)
+    affine = affine_of(target.model.get_submodule(site.norm))
+    slope = affine.g * sizes
+    return torch.where(slope > 0, -(affine.g * bias + affine.h) / slope.clamp(min=1e-30), torch.inf)
+
+
+def _exciting(
+    inputs: Callable[[Subject], Tensor], patches_of: PatchesOf, *, recentring: bool = False
+) -> Callable[[Subject, Strength], Attacked]:
+    def run(subject: Subject, strength: Strength) -> Attacked:
+        target, pixels = subject.target, inputs(subject)[:PROBES]
+        if len(target.input_shape) != 3:
+            raise NotApplicable(f"needs images as inputs, got inputs of shape {target.input_shape}")
+        ranked = suspects(analyse(target), pixels)
+        if not ranked:
+            raise NotApplicable("no layer that sees no more than a patch has silent channels")
+        tried, judges = ranked[: int(number(strength))], pixels[:JUDGES]
+        best = before = judged(target, judges)
+        model, change = None, None
+        patches = patches_of(target, tried, subject.randomness.noise("silent channels"))
+        if not patches:
+            raise NotApplicable("no two silent channels are in one layer that sees no more than a patch")
+        for done, own in enumerate(patches, 1):
+            centred = recentred(target, own(pixels)) if recentring else None
+            if (value := judged(centred or target, judges, own)) > best:
+                best, model, change = value, centred, own
+            if subject.progress is not None:
+                subject.progress(done, len(patches))
+        figures = {"silent": len(ranked), "tried": len(tried), "information": best, "information_before": before}
+        return Attacked(model, unlock=change, figures=figures | _rank(subject, ranked))
+
+    return run
+
+
+def _rank(subject: Subject, ranked: list[Suspect]) -> dict[str, float]:
+    """For the report alone: the owner knows where his detector is."""
+    own = {(subject.key.site, detector.channel) for detector in subject.key.detectors}
+    places = [place for place, s in enumerate(ranked, 1) if (s.site.name, s.channel) in own]
+    return {"rank": places[0]} if places else {}
+
+
+def _rows_by_site(target: Target, tried: list[Suspect]) -> list[tuple[Site, Tensor]]:
+    """The suspects' rows as unit vectors, a layer at a time."""
+    found = []
+    for name in dict.fromkeys(s.site.name for s in tried):
+        own = [s for s in tried if s.site.name == name]
+        rows = own[0].site.rows(target.model)
+        found.append((own[0].site, torch.stack([rows[s.channel] / rows[s.channel].norm() for s in own]).detach()))
+    return found
+
+
+def one_by_one(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
+    """A patch for each of the suspects."""
+    changes = []
+    for site, vectors in _rows_by_site(target, tried):
+        for position in dict.fromkeys([(0, 0), _inside(target, site)]):
+            changes += _pasted(target, find_triggers(target, site, vectors, generator=generator, position=position))
+    return changes
+
+
+def two_by_two(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
+    """A patch for each pair of a layer's suspects, which excites both as parts of what each could be excited by."""
+    changes = []
+    for site, vectors in _rows_by_site(target, tried):
+        pairs = list(itertools.combinations(range(len(vectors)), 2))
+        if not pairs:
+            continue
+        for position in dict.fromkeys([(0, 0), _inside(target, site)]):
+            alone = find_triggers(target, site, vectors, generator=generator, position=position)
+            sizes = torch.tensor([max(found.response, 1e-12) for found in alone]).to(vectors)[:, None]
+            both = torch.stack([(vectors / sizes)[list(pair)].sum(0) for pair in pairs])
+            both = torch.nn.functional.normalize(both, dim=1)
+            changes += _pasted(
+                target, find_triggers(target, site, both, generator=generator, position=position, steps=PAIR_STEPS)
+            )
+    return changes
+
+
+def _pasted(target: Target, triggers: list[Trigger]) -> list[Change]:
+    return [pasting(target.from_bytes(found.levels), found.region) for found in triggers]
+
+
+def _inside(target: Target, site: Site) -> tuple[int, ...]:
+    """The first position on the diagonal that sees no padding; strides behind keep every eighth, or so."""
+    size = tuple(axis.size for axis in site.field or ())
+    for i in range(0, min(site.grid), 8 if min(site.grid) >= 28 else 4):
+        if seen_region(target, site, (i, i)).size == size:
+            return (i, i)
+    return (0, 0)
+
+
+def _synthetic(subject: Subject) -> Tensor:
+    return synthetic_inputs(subject.target, PROBES, subject.randomness.noise("silent channels' inputs"))
+
+
+ATTACKS = (
+    Attack("excite-silent-channels", "thief", ("lock",), "nothing", (32,), _exciting(_synthetic, one_by_one),
+           "patches for channels silent on synthetic inputs, tried; strength is how many channels"),
+    Attack("excite-silent-channels-on-images", "thief", ("lock",), "images", (32,),
+           _exciting(Subject.need_images, one_by_one),
+           "patches for channels silent on the thief's images, tried; strength is how many channels"),
+    Attack("excite-and-recentre", "thief", ("lock",), "nothing", (32,),
+           _exciting(_synthetic, one_by_one, recentring=True),
+           "patches for silent channels, the logits centred behind each; strength is how many channels"),
+    Attack("excite-silent-pairs", "thief", ("lock",), "nothing", (8,), _exciting(_synthetic, two_by_two),
+           "patches for pairs of channels silent on synthetic inputs, tried; strength is how many channels"),
+)  # fmt: skip

@@ -1,0 +1,183 @@
+"""Export to ONNX, run by ONNX Runtime: as it is, and with 8-bit weights, dynamic and static."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attacks.use.calibration import behind_the_gates, whole_model
+from stainlock.target import Target, evaluation_mode
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+class OnnxModel(nn.Module):
+    """An ONNX file as a module: ONNX Runtime runs it, and its weights are buffers, as numbers of 32 bits."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.given = self.session.get_inputs()[0].name
+        for number, tensor in enumerate(onnx_weights(path).values()):
+            self.register_buffer(f"weight{number}", tensor)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = [self.session.run(None, {self.given: image[None].cpu().numpy()})[0] for image in inputs]
+        return torch.from_numpy(np.concatenate(rows))
+
+
+def onnx_weights(path: Path) -> dict[str, Tensor]:
+    """The weights in an ONNX file by name, 8-bit ones multiplied out; matrices both ways round, as files have both."""
+    onnx: Any = importlib.import_module("onnx")
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(str(path)).graph.initializer}
+    found = {}
+    for name, array in arrays.items():
+        if array.ndim < 2 or name.endswith(("_scale", "_zero_point")):
+            continue
+        stem = name.removesuffix("_quantized")
+        scale = arrays.get(f"{stem}_scale")
+        values = torch.from_numpy(array.astype(np.float32))
+        if scale is not None:
+            zero = arrays.get(f"{stem}_zero_point", np.zeros_like(scale)).astype(np.float32)
+            shape = (-1, *(1,) * (array.ndim - 1)) if scale.size > 1 else (1,) * array.ndim
+            values = (values - torch.from_numpy(zero.reshape(shape))) * torch.from_numpy(scale.reshape(shape))
+        found[name] = values
+        if array.ndim == 2:
+            found[f"{name} turned"] = values.T.contiguous()
+    return found
+
+
+@contextlib.contextmanager
+def _exported(target: Target) -> Iterator[Path]:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise NotApplicable(f"needs {package}: pip install stainlock[onnx]")
+    example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+        levels = [logger.level for logger in loggers]
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            with warnings.catch_warnings(), evaluation_mode(target.model), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")
+                torch.onnx.export(
+                    target.model, (example, *target.extra_inputs), str(path), dynamo=True, external_data=False
+                )
+        except Exception as error:  # exporters run code of the model's, and fail in many ways
+            why = " ".join(str(error).split())[:100] or type(error).__name__
+            raise NotApplicable(f"PyTorch can't export this model to ONNX ({why})") from error
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+        yield path
+
+
+def _without_shapes(path: Path) -> Path:
+    """The file without the shapes the exporter noted: ONNX Runtime's quantiser infers them, and trips over these."""
+    onnx: Any = importlib.import_module("onnx")
+    model = onnx.load(str(path))
+    del model.graph.value_info[:]
+    onnx.save(model, str(path))
+    return path
+
+
+def _as_module(target: Target, path: Path) -> Attacked:
+    return Attacked(target.with_model(OnnxModel(path)))
+
+
+def _round_trip(subject: Subject, strength: Strength) -> Attacked:
+    with _exported(subject.target) as path:
+        return _as_module(subject.target, path)
+
+
+def _dynamic(subject: Subject, strength: Strength) -> Attacked:
+    with _exported(subject.target) as path:
+        quantisation: Any = importlib.import_module("onnxruntime.quantization")
+        small = path.with_name("small.onnx")
+        with _quietly():
+            quantisation.quantize_dynamic(str(_without_shapes(path)), str(small))
+        return _as_module(subject.target, small)
+
+
+def _static(subject: Subject, strength: Strength) -> Attacked:
+    return _calibrated(subject.target, *whole_model(subject))
+
+
+def _behind(subject: Subject, strength: Strength) -> Attacked:
+    return _calibrated(subject.target, *behind_the_gates(subject))
+
+
+def nodes_of(path: Path, modules: Collection[str]) -> list[str]:
+    """The nodes of an exported file that belong to these modules, or to none that the exporter tells of."""
+    onnx: Any = importlib.import_module("onnx")
+    wanted, found = set(modules), []
+    for node in onnx.load(str(path)).graph.node:
+        scopes = [ast.literal_eval(prop.value) for prop in node.metadata_props if prop.key == _SCOPES]
+        if wanted.intersection(*scopes):
+            found.append(node.name)
+    return found
+
+
+def _calibrated(target: Target, images: Tensor, spared: Collection[str]) -> Attacked:
+    with _exported(target) as path:
+        quantisation: Any = importlib.import_module("onnxruntime.quantization")
+        import onnxruntime
+
+        given = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).get_inputs()[0].name
+        rows = iter([{given: target.normalise(image[None]).cpu().numpy()} for image in images])
+
+        class Calibration(quantisation.CalibrationDataReader):  # type: ignore[misc]
+            def get_next(self) -> Any:
+                return next(rows, None)
+
+        small, in_floats = path.with_name("small.onnx"), nodes_of(path, spared)
+        with _quietly():
+            quantisation.quantize_static(
+                str(_without_shapes(path)), str(small), Calibration(), per_channel=True, nodes_to_exclude=in_floats,
+                weight_type=quantisation.QuantType.QInt8, activation_type=quantisation.QuantType.QUInt8,
+            )  # fmt: skip
+        found = _as_module(target, small)
+    return Attacked(found.target, used=len(images))
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """ONNX Runtime's quantiser advises on the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+BOTH = ("stain", "lock")
+ATTACKS = (
+    Attack("onnx", "use", BOTH, "nothing", (32,), _round_trip, "exported to ONNX and run by ONNX Runtime"),
+    Attack("onnx-int8-dynamic", "use", BOTH, "nothing", (8,), _dynamic, "ONNX Runtime's dynamic quantisation"),
+    Attack("onnx-int8-static", "use", BOTH, "images", (8,), _static, "ONNX Runtime's static quantisation"),
+    Attack("onnx-int8-static-behind", "use", ("lock",), "images", (8,), _behind,
+           "ONNX Runtime's static quantisation behind the last gate, ranges measured with the patch"),
+)  # fmt: skip

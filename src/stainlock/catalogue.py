@@ -1,0 +1,40 @@
+"""Collects what the files of a package offer, by name: a new attack or figure is one more file, and no list to keep."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+
+class Offered(Protocol):
+    """Something with a name of its own, in a group."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Offered)
+
+
+def collected(
+    package: str, paths: Iterable[str], kind: type[Item], attributes: Sequence[str], groups: Sequence[str]
+) -> dict[str, Item]:
+    """Every item that the package's modules, also those in its folders, hold under these attributes: one or several.
+
+    Sorted by group, in the order of ``groups``; by file within each.
+    """
+    found: list[Item] = []
+    for module in pkgutil.walk_packages(paths, f"{package}."):
+        loaded = importlib.import_module(module.name)
+        for attribute in attributes:
+            held: Any = loaded.__dict__.get(attribute, ())
+            found += [held] if isinstance(held, kind) else held
+    by_name = {item.name: item for item in sorted(found, key=lambda item: groups.index(item.group))}
+    if len(by_name) != len(found):
+        raise ValueError(f"expected names that differ, got {sorted(item.name for item in found)}")
+    return by_name

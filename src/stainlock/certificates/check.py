@@ -1,0 +1,82 @@
+"""Checking a certificate: compute it anew and say what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stainlock.certificates.certificate import Certificate, Progress, certify
+from stainlock.evaluation.data import Data
+from stainlock.key import Key
+from stainlock.target import Target
+
+# Other processors round differently: a thousandth of a number, and of a logarithm of a tiny one.
+_TOLERANCE = 1e-3
+_DIGESTS = {
+    "model_digest": "the model is another one than the certificate's",
+    "data_digest": "the data are others than the certificate's",
+    "key_digest": "the key is another one than the certificate's",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a certificate holds, and if not, why: one line for each thing that differs."""
+
+    holds: bool
+    differences: tuple[str, ...]
+
+
+def check(
+    certificate: Certificate,
+    target: Target,
+    key: Key,
+    data: Data | Iterable[Any],
+    *,
+    batch_size: int = 16,
+    progress: Progress | None = None,
+) -> Check:
+    """Recompute the certificate from the model, the key and the data that it names."""
+    try:
+        anew = certify(
+            target, key, data, level=certificate.level, confidence=certificate.confidence,
+            threshold=certificate.threshold, perturbation=certificate.perturbation, limit=certificate.limit,
+            batch_size=batch_size, progress=progress,
+        )  # fmt: skip
+    except (ValueError, TypeError) as error:
+        return Check(False, (f"it can't be computed: {error}",))
+    differences = [text for name, text in _DIGESTS.items() if getattr(anew, name) != getattr(certificate, name)]
+    for entry in dataclasses.fields(Certificate):
+        if entry.name not in _DIGESTS:
+            claimed, found = getattr(certificate, entry.name), getattr(anew, entry.name)
+            differences += _compare(entry.name, claimed, found)
+    return Check(not differences, tuple(differences))
+
+
+def _compare(name: str, claimed: Any, found: Any) -> list[str]:
+    if isinstance(found, dict):
+        if not isinstance(claimed, dict) or claimed.keys() != found.keys():
+            return [f"{name} has other entries than {', '.join(found)}"]
+        return [line for part in found for line in _compare(f"{name}.{part}", claimed[part], found[part])]
+    if isinstance(found, list):
+        if not isinstance(claimed, list) or len(claimed) != len(found):
+            return [f"{name} has other than {len(found)} values"]
+        differing = [(c, f) for c, f in zip(claimed, found, strict=True) if not _close(c, f, counted=True)]
+        return [f"{name} has {differing[0][0]} where {differing[0][1]} was found"] if differing else []
+    return [] if _close(claimed, found) else [f"{name} is {claimed}, found {found}"]
+
+
+def _close(claimed: Any, found: Any, *, counted: bool = False) -> bool:
+    """Equal up to rounding. A curve's counts lie where responses are dense: a few may fall on the other side."""
+    if isinstance(found, bool | str | None) or isinstance(claimed, bool | str | None):
+        return bool(claimed == found)
+    if not isinstance(claimed, int | float) or (isinstance(found, int) and not counted):
+        return bool(claimed == found)
+    if math.isclose(claimed, found, rel_tol=_TOLERANCE, abs_tol=2 if counted and isinstance(found, int) else 0.0):
+        return True
+    return 0 < claimed <= 1 and 0 < found <= 1 and math.isclose(
+        math.log(claimed), math.log(found), rel_tol=_TOLERANCE
+    )  # fmt: skip

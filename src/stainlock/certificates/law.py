@@ -1,0 +1,38 @@
+"""How a detector was drawn, which is all that bounds for a random detector need to know.
+
+A stain's is uniform on the sphere. A lock's is the best of a few draws, and at a padded corner only the part of the
+kernel that the corner sees is random: with w uniform on a sphere of that dimension, a size a, and a veto that is never
+positive,
+
+    v·φ = a w·φ_seen + veto ≤ a w·φ_seen,        so        P(v·φ > Δ) ≤ P(w·φ > Δ/a)
+
+where the norm of φ may stand for that of the part seen. The best of n draws exceeds Δ where one of the n does: n times
+the bound. Which draw was the best was decided without the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stainlock.key import Key
+
+
+@dataclass(frozen=True)
+class Law:
+    """The best of ``draws`` vectors: ``size`` times a uniform unit vector of ``dimension``, and what never helps."""
+
+    dimension: int
+    size: float = 1.0
+    draws: int = 1
+
+    @staticmethod
+    def of(key: Key) -> Law:
+        if key.kind == "stain":
+            return Law(key.dimension)
+        try:
+            facts = key.details
+            return Law(int(facts["free_dimension"]), float(facts["free_size"]), int(facts["tries"]))
+        except KeyError:
+            raise ValueError(
+                f"expected the key of a stain or of a convolutional lock to certify with, got a {key.schema} lock's"
+            ) from None

@@ -1,0 +1,214 @@
+"""Which site suits a detector: how many directions natural features use there, and how far a trigger stands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stainlock.certificates.geometric import cantelli, theorem1
+from stainlock.certificates.statistics import Statistics
+from stainlock.certificates.windows import windows_of
+from stainlock.channel_cost import rank_channels
+from stainlock.errors import SiteError
+from stainlock.network.sites import Analysis, Site
+from stainlock.sphere import log_cap, sample_sphere
+from stainlock.stains.levels import FIRING_FRACTION
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import exact, has
+from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
+
+Progress = Callable[[int, int], None]
+_SYNTHETIC = 16  # images, where there are no data
+_WINDOWS = 16  # of each image, for the PCA dimension
+# Where only a variance is known, natural responses are taken to go this many deviations from 0, and norms to be this
+# many times their root mean square: somewhat more than photographs show on the models we tried.
+_DEVIATIONS, _SPREAD_OF_NORMS = 4.0, 1.5
+_GOOD_MARGIN = 2.0
+_RARE = -5.0  # log10 of the chance at one position
+
+
+@dataclass(frozen=True)
+class Suitability:
+    """What an owner wants to know of a site before choosing it.
+
+    - ``pca_dimension``: tr(C)²/‖C‖_F², how many directions the features' variance is spread over (of ``dimension``).
+    - ``margin``: a quickly found trigger's response over the largest natural one; more steps make it larger.
+    - ``bounds``: on the chance that a random detector fires at a natural position, at a threshold of the firing
+      fraction times the trigger's response; estimates, from few images.
+    - ``source``: where the natural features come from.
+    """
+
+    site: str
+    dimension: int
+    pca_dimension: float
+    trigger_response: float
+    natural_response: float
+    margin: float
+    bounds: dict[str, float]
+    log10_cap: float | None
+    source: str
+
+
+def suitability(
+    analysis: Analysis,
+    batches: Iterable[Tensor] | None = None,
+    *,
+    sites: Sequence[str] | None = None,
+    detectors: int = 3,
+    steps: int = 10,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Suitability]:
+    """Every site that can carry a silent detector (or the ones named), from batches of natural pixels.
+
+    Without data, features are those of synthetic inputs; where a batch norm follows the site, the variance of random
+    detectors' responses is estimated from what it recorded in training: the mean of running_var/‖w_k‖² over its
+    channels, w_k being the layer's rows, instead of tr(C)/d.
+    """
+    target = analysis.target
+    names = [s.name for s in analysis.sites.values() if s.problem is None] if sites is None else list(sites)
+    chosen = [analysis.site(name) for name in names]
+    if not chosen:
+        raise SiteError("no site of this model can carry a silent detector: see stainlock inspect")
+    pixels = [synthetic_inputs(target, _SYNTHETIC, torch.Generator().manual_seed(seed))] if batches is None else batches
+    probes = []
+    for done, site in enumerate(chosen):
+        generator = np.random.default_rng(seed)
+        vectors = sample_sphere(detectors, site.dimension, generator=generator)
+        noise = torch.Generator().manual_seed(seed)
+        # In a grouped convolution, the inputs of the channel that a stain would take.
+        group = 0 if site.groups == 1 else site.group_of(_first_channel(analysis, site))
+        triggers = find_triggers(target, site, vectors, generator=noise, group=group, steps=steps)
+        probes.append(_Probe(target, site, vectors, triggers, group))
+        if progress:
+            progress(done + 1, len(chosen))
+    for batch in pixels:
+        _read(target, probes, batch)
+    return [probe.result(synthetic=batches is None) for probe in probes]
+
+
+def _first_channel(analysis: Analysis, site: Site) -> int:
+    return rank_channels(analysis, site, "outgoing", folded=False, live=False)[0]
+
+
+def recommend(analysis: Analysis, found: Sequence[Suitability]) -> str:
+    """The best site in one line: where false positives are rare and the trigger stands out, the widest margin."""
+    rare = [s for s in found if s.log10_cap is None or s.log10_cap <= _RARE]
+    best = max(rare or found, key=lambda s: s.margin)
+    if best.margin < _GOOD_MARGIN:
+        return f"no site stands out: at the best, {best.site}, the trigger is {best.margin:.1f}× the natural responses"
+    patch = "×".join(map(str, analysis.site(best.site).patch)) or "whole input"
+    chance = "0" if best.log10_cap is None else f"1e{best.log10_cap:.0f}"
+    verdict = "recommended" if rare else "the best, though false positives are not rare"
+    return (
+        f"{verdict}: {best.site}, dimension {best.dimension} (PCA {best.pca_dimension:.0f}), trigger"
+        f" {best.margin:.1f}× the largest natural response, false positives about {chance} a position, patch {patch}"
+    )
+
+
+class _Probe:
+    """What is gathered at one site."""
+
+    def __init__(self, target: Target, site: Site, vectors: Tensor, triggers: list[Trigger], group: int) -> None:
+        self.target, self.site, self.group = target, site, group
+        self.response = min(trigger.response for trigger in triggers)
+        self.threshold = FIRING_FRACTION * self.response
+        self.statistics = Statistics(target, site, vectors, [self.threshold], groups=[group] * len(vectors))
+        self._windows: list[Tensor] = []
+
+    def add(self, features: Tensor, images: int) -> None:
+        self.statistics.add_features(features, images)
+        if sum(len(windows) for windows in self._windows) < 32:  # images are enough
+            windows = windows_of(self.target, self.site, features, images, overlapping=False)
+            positions = self.statistics.positions
+            places = torch.linspace(0, positions - 1, min(_WINDOWS, positions)).long()
+            self._windows.append(windows.vectors(places, self.group).cpu().double())
+
+    def result(self, *, synthetic: bool) -> Suitability:
+        moments = self.statistics.moments()
+        natural = float(self.statistics.maxima.max())
+        trace, source = moments.trace, "synthetic inputs" if synthetic else "data"
+        recorded = _recorded_variance(self.target, self.site) if synthetic else None
+        log_chance = float(self.statistics.caps.log_mean()[0])
+        if recorded is not None:
+            trace = self.site.dimension * recorded
+            natural = max(natural, _DEVIATIONS * math.sqrt(recorded))
+            norm = _SPREAD_OF_NORMS * math.hypot(math.sqrt(trace), moments.mean_norm)
+            log_chance = max(log_chance, log_cap(self.threshold / norm, self.site.dimension))
+            source = "batch norm and synthetic inputs"
+        log10_cap = log_chance / math.log(10)
+        facts = {"trace": trace, "mean_norm": moments.mean_norm, "dimension": self.site.dimension}
+        bounds = {
+            "theorem1": theorem1(self.threshold, **facts),  # type: ignore[arg-type]
+            "cantelli": cantelli(self.threshold, **facts),  # type: ignore[arg-type]
+            "cap": max(math.exp(log_chance), 1e-300),
+        }
+        margin = self.response / max(natural, 1e-30)
+        return Suitability(
+            self.site.name, self.site.dimension, participation_ratio(torch.cat(self._windows)), self.response, natural,
+            margin, bounds, log10_cap if math.isfinite(log10_cap) else None, source,
+        )  # fmt: skip
+
+
+def participation_ratio(windows: Tensor) -> float:
+    """tr(C)²/‖C‖_F² from windows ``(images, windows, d)``, without the d×d matrix.
+
+    For independent centred a and b, ‖C‖_F² = E[(a·b)²]: the mean square of the Gram matrix's entries between different
+    images. Its diagonal gives tr C. Neither is biased by d being larger than the sample.
+    """
+    images, each, dimension = windows.shape
+    if images < 2:
+        raise ValueError(f"expected at least 2 images, got {images}")
+    centred = (windows - windows.mean((0, 1))).flatten(0, 1)
+    gram = centred @ centred.T
+    image = torch.arange(images).repeat_interleave(each)
+    apart = image[:, None] != image[None, :]
+    squared_trace = float(gram.diagonal().mean()) ** 2
+    frobenius = float(gram[apart].square().mean())
+    if frobenius <= 1e-12 * squared_trace or squared_trace == 0:
+        return 1.0 if squared_trace == 0 else float(dimension)
+    return min(max(squared_trace / frobenius, 1.0), float(dimension))
+
+
+def _recorded_variance(target: Target, site: Site) -> float | None:
+    """The mean over channels of running_var/‖w_k‖²: the variance of a unit row's responses in training."""
+    if site.norm is None or site.kind == "transposed":
+        return None
+    norm = target.model.get_submodule(site.norm)
+    if not has(norm, "running_var"):
+        return None
+    variance = exact(norm, "running_var")
+    squares = site.rows(target.model).double().cpu().square().sum(1)
+    if len(variance) != len(squares):
+        return None
+    alive = squares > 1e-6 * squares.median()
+    return float((variance[alive] / squares[alive]).mean())
+
+
+def _read(target: Target, probes: Sequence[_Probe], pixels: Tensor) -> None:
+    """One forward pass of the whole model, every probe reading its layer's input on the way."""
+    with evaluation_mode(target.model), torch.no_grad(), _listening(target, probes, len(pixels)):
+        if target.part:
+            target.traced(target.normalise(pixels))
+        else:
+            target.predict(pixels)
+
+
+@contextmanager
+def _listening(target: Target, probes: Sequence[_Probe], images: int) -> Iterator[None]:
+    def listener(probe: _Probe) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda _, given: probe.add(given[0], images)
+
+    handles = [p.site.layer(target.model).register_forward_pre_hook(listener(p)) for p in probes]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,196 @@
+"""φ at the positions of a layer, one batch at a time and without unfolding it.
+
+A convolution's φ is the vector under its kernel. The layer's own call says what it pads, strides and dilates,
+whatever subclass it is; so norms are the root of a box filter over the sum of squares of the channels, and the
+sum of all windows follows from the sum of the batch, a single map.
+
+Positions are all there are, or those whose windows do not overlap, as the paper takes them: the first, and from there
+in the smallest step of the layer's own positions that is at least as wide as its (dilated) kernel. A token of a linear
+layer, or a position of a transposed convolution (the paper's c×1×1 form), is a window by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from stainlock.errors import SiteError
+from stainlock.network.sites import Site
+from stainlock.target import Target
+
+Pair = tuple[int, int]
+
+
+class Windows(Protocol):
+    """The windows of one batch, for one group of the layer's inputs where it has several."""
+
+    def norms(self, group: int) -> Tensor:
+        """‖φ‖ at every position: ``(N, P)``."""
+
+    def responses(self, detectors: Tensor, group: int) -> Tensor:
+        """v·φ of detectors ``(D, d)`` at every position: ``(N, D, P)``."""
+
+    def vectors(self, places: Tensor, group: int) -> Tensor:
+        """φ itself at a few positions, counted along ``P``: ``(N, len(places), d)``."""
+
+    def total(self) -> Tensor:
+        """What to add up over batches for the windows' sum."""
+
+    def sum_of(self, total: Tensor, group: int) -> Tensor:
+        """The sum of φ over images and positions, ``(d,)``, from the accumulated total."""
+
+
+def windows_of(target: Target, site: Site, features: Tensor, images: int, *, overlapping: bool) -> Windows:
+    """The windows that the site's layer sees in the features, its input for a batch of so many images."""
+    if not features.is_floating_point() or features.dtype in (torch.float16, torch.bfloat16):
+        features = features.float()
+    if site.kind == "convolution":
+        return _convolution(site.layer(target.model), features, overlapping)
+    if site.kind == "transposed":
+        return Vectors(features.flatten(2).transpose(1, 2))
+    if features.dim() == 3 and features.shape[1] == images and site.grid == (1,):
+        features = features.transpose(0, 1)  # tokens first, images second (``batch_first=False``)
+    elif features.shape[0] % images or (site.grid and tuple(features.shape[1:-1]) != site.grid):
+        raise SiteError(
+            f"{site.name} is given {tuple(features.shape)} for {images} images: expected images along the first axis"
+        )
+    return Vectors(features.reshape(images, -1, features.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Every position is a vector: ``(N, P, d)``."""
+
+    features: Tensor
+
+    def norms(self, group: int) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.features, dim=2)
+        return norms
+
+    def responses(self, detectors: Tensor, group: int) -> Tensor:
+        return (self.features @ detectors.to(self.features).T).transpose(1, 2)
+
+    def vectors(self, places: Tensor, group: int) -> Tensor:
+        return self.features[:, places]
+
+    def total(self) -> Tensor:
+        return self.features.sum((0, 1)).cpu().double()
+
+    def sum_of(self, total: Tensor, group: int) -> Tensor:
+        return total
+
+
+@dataclass(frozen=True)
+class ConvolutionWindows:
+    """A convolution's input ``(N, C, H, W)`` and what it does with it; ``step`` is the stride between the windows."""
+
+    features: Tensor
+    kernel: Pair
+    step: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    def norms(self, group: int) -> Tensor:
+        # Image by image, so that the squares stay in the processor's cache.
+        squares = torch.stack([image.square().sum(0, keepdim=True) for image in self._of(self.features, group)])
+        if self._pointwise:
+            return squares[:, 0, :: self.step[0], :: self.step[1]].sqrt().flatten(1)
+        ones = squares.new_ones(1, 1, *self.kernel)
+        sums = F.conv2d(squares, ones, None, self.step, self.padding, self.dilation)
+        return sums.clamp(min=0).sqrt().flatten(1)
+
+    def responses(self, detectors: Tensor, group: int) -> Tensor:
+        mine = self._of(self.features, group)
+        if self._pointwise:  # a product of matrices is several times as fast
+            return detectors.to(mine) @ mine[:, :, :: self.step[0], :: self.step[1]].flatten(2)
+        kernels = detectors.to(mine).view(len(detectors), mine.shape[1], *self.kernel)
+        return F.conv2d(mine, kernels, None, self.step, self.padding, self.dilation).flatten(2)
+
+    def vectors(self, places: Tensor, group: int) -> Tensor:
+        height, width = self.padding
+        padded = F.pad(self._of(self.features, group), (width, width, height, height))
+        rows, columns = (self._starts(padded.shape[axis], axis - 2) for axis in (2, 3))
+        taps = [torch.arange(k) * d for k, d in zip(self.kernel, self.dilation, strict=True)]
+        cut = [
+            padded[:, :, rows[place // len(columns)] + taps[0]][..., columns[place % len(columns)] + taps[1]]
+            for place in places.tolist()
+        ]
+        return torch.stack([window.flatten(1) for window in cut], 1)
+
+    def total(self) -> Tensor:
+        return self.features.sum(0).cpu().double()
+
+    def sum_of(self, total: Tensor, group: int) -> Tensor:
+        height, width = self.padding
+        padded = F.pad(self._of(total[None], group)[0], (width, width, height, height))
+        rows, columns = (self._starts(padded.shape[axis], axis - 1) for axis in (1, 2))
+        taps = [
+            padded[:, rows + a * self.dilation[0]][:, :, columns + b * self.dilation[1]].sum((1, 2))
+            for a in range(self.kernel[0])
+            for b in range(self.kernel[1])
+        ]
+        return torch.stack(taps, 1).flatten()
+
+    @property
+    def _pointwise(self) -> bool:
+        return self.kernel == (1, 1) and self.padding == (0, 0)
+
+    def _of(self, maps: Tensor, group: int) -> Tensor:
+        channels = maps.shape[1] // self.groups
+        return maps if self.groups == 1 else maps[:, group * channels : (group + 1) * channels]
+
+    def _starts(self, size: int, axis: int) -> Tensor:
+        extent = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        return torch.arange(0, size - extent + 1, self.step[axis])
+
+
+class _Called(Exception):
+    """Ends a layer's forward pass where it convolves."""
+
+
+class _Convolution(TorchFunctionMode):
+    """Inside, the first convolution is not computed: its arguments are kept."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.conv2d:
+            return func(*args, **(kwargs or {}))
+        names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+        self.arguments: dict[str, Any] = defaults | dict(zip(names, args, strict=False)) | (kwargs or {})
+        raise _Called
+
+
+def _convolution(layer: torch.nn.Module, features: Tensor, overlapping: bool) -> ConvolutionWindows:
+    call = _Convolution()
+    try:
+        with call:
+            layer.forward(features)
+    except _Called:
+        pass
+    else:
+        raise SiteError(f"{type(layer).__name__} does not call torch's conv2d: its windows are not known")
+    given = call.arguments
+    kernel: Pair = tuple(given["weight"].shape[2:])
+    stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
+    extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    maps, padding = given["input"], (0, 0)
+    if given["padding"] == "same":
+        (top, bottom), (left, right) = (((e - 1) // 2, e // 2) for e in extent)
+        maps = F.pad(maps, (left, right, top, bottom))
+    elif given["padding"] != "valid":
+        padding = _pair(given["padding"])
+    apart = [1 if overlapping else math.ceil(e / s) for e, s in zip(extent, stride, strict=True)]
+    step = (stride[0] * apart[0], stride[1] * apart[1])
+    return ConvolutionWindows(maps, kernel, step, padding, dilation, int(given["groups"]))
+
+
+def _pair(value: Any) -> Pair:
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return (numbers[0], numbers[-1])

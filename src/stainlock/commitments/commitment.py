@@ -1,0 +1,190 @@
+"""The commitment as a file: what is signed, what signs it, and the evidence of its date that comes later."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stainlock.commitments.evidence import Timestamp, mentions, read_timestamp, timestamp_request
+from stainlock.commitments.opening import DOMAIN, Opening, canonical
+from stainlock.commitments.signing import Signer, is_signed
+from stainlock.errors import FileError
+from stainlock.key import Key
+from stainlock.storage.files import is_model, model_digest, read_record, refuse_existing, write_file
+from stainlock.target import Target
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from stainlock.commitments.check import Check
+
+FORMAT = "stainlock-commitment"
+VERSION = 1
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
+_EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """A signed, sealed digest of a key and a model. Nothing in it is secret; without the key it tells nothing.
+
+    ``created`` is the signer's own word; only ``timestamps`` (base64 of RFC 3161 responses) show a date.
+    """
+
+    created: str
+    statement: str
+    salt: str
+    key: str
+    model: str
+    public_key: str
+    signature: str
+    timestamps: tuple[str, ...] = ()
+    log_entries: tuple[dict[str, Any], ...] = ()
+    format: str = FORMAT
+    version: int = VERSION
+
+    @property
+    def signed_part(self) -> bytes:
+        facts = dataclasses.asdict(self)
+        return DOMAIN + b"\n" + canonical({name: facts[name] for name in facts if name not in _EVIDENCE})
+
+    @property
+    def message(self) -> bytes:
+        """What a timestamp is for: the signed part and its signature."""
+        return self.signed_part + bytes.fromhex(self.signature)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of `message`: all that has to be published anywhere to fix a date."""
+        return hashlib.sha256(self.message).hexdigest()
+
+    @property
+    def is_signed(self) -> bool:
+        return is_signed(self.signed_part, self.signature, self.public_key)
+
+    def opens(self, key: Key, model: str | None = None) -> bool:
+        """Whether it was made for this key, or with this key for the model of this digest."""
+        opening = Opening(key, bytes.fromhex(self.salt), bytes.fromhex(self.public_key))
+        return secrets.compare_digest(*(
+            (self.key, opening.key) if model is None else (self.model, opening.model(model))
+        ))  # fmt: skip
+
+    def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
+        """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
+        from stainlock.commitments.check import check
+
+        return check(self, key, suspect, **options)
+
+    def timestamp_request(self) -> bytes:
+        return timestamp_request(self.message)
+
+    def read_timestamps(self, roots: Sequence[Certificate] = ()) -> list[Timestamp]:
+        return [read_timestamp(base64.b64decode(t), self.message, roots, "its timestamp") for t in self.timestamps]
+
+    def with_timestamp(self, response: bytes, name: str = "the response") -> Commitment:
+        """A copy with an authority's response attached, which must be for this commitment."""
+        read_timestamp(response, self.message, (), name)
+        added = base64.b64encode(response).decode()
+        return dataclasses.replace(self, timestamps=(*(t for t in self.timestamps if t != added), added))
+
+    def with_log_entry(self, entry: Any, name: str = "the entry") -> Commitment:
+        """A copy with a log's entry, in which this commitment's digest must stand. Nothing else of it is checked."""
+        if not isinstance(entry, dict):
+            raise FileError(f"{name} is not a log's entry: expected a JSON object")
+        if not mentions(entry, self.digest):
+            raise FileError(f"{name} does not name this commitment: expected its digest {self.digest} in it")
+        return dataclasses.replace(self, log_entries=(*(e for e in self.log_entries if e != entry), entry))
+
+    def to_json(self) -> str:
+        first = {"format": self.format, "version": self.version}
+        return json.dumps(first | dataclasses.asdict(self), indent=2) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write a new file, whole or not at all."""
+        refuse_existing(Path(path))
+        write_file(Path(path), self.to_json().encode())
+
+    @staticmethod
+    def load(path: str | Path) -> Commitment:
+        """Read a commitment; one that is damaged, or not as it was signed, gets one clear line."""
+        names = {f.name for f in dataclasses.fields(Commitment)}
+        facts = read_record(path, "commitment", FORMAT, VERSION, names)
+        if reason := _malformed(facts):
+            raise FileError(f"{path} is not a valid commitment: {reason}")
+        for name in ("timestamps", "log_entries"):
+            facts[name] = tuple(facts[name])
+        commitment = Commitment(**facts)
+        if not commitment.is_signed:
+            raise FileError(f"{path} was altered after it was signed, or never signed: its signature does not match")
+        try:
+            commitment.read_timestamps()
+        except FileError as error:
+            raise FileError(f"{path}: {error}") from error
+        if not all(mentions(entry, commitment.digest) for entry in commitment.log_entries):
+            raise FileError(f"{path}: its log entry is for something else than this commitment")
+        return commitment
+
+
+def commit(
+    target: Target, key: Key, signer: Signer, *, statement: str = "", created: datetime | None = None
+) -> Commitment:
+    """Commit to a key and to the model that is stained with it: the protected one, or what became of it since.
+
+    ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
+    """
+    from stainlock.verification import verify
+
+    key.check_stain("commit to")
+    if not is_printable(statement):
+        raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
+    if not is_model(target.model, key.protected_digest) and not verify(target, key).stained:
+        raise FileError("this key is for another model: expected the stained one, or one made from it")
+    when = (created or datetime.now(UTC)).astimezone(UTC)
+    salt = secrets.token_bytes(32)
+    opening = Opening(key, salt, bytes.fromhex(signer.public_key))
+    unsigned = Commitment(
+        created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
+        model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",
+    )  # fmt: skip
+    return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
+
+
+def is_printable(statement: str) -> bool:
+    """Others will print it: nothing in it may steer a terminal."""
+    return len(statement) <= 1000 and statement.isprintable()
+
+
+def parse_time(text: str) -> datetime:
+    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+
+
+def _malformed(facts: dict[str, Any]) -> str | None:
+    for name, digits in _HEX.items():
+        if not isinstance(facts[name], str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", facts[name]):
+            return f"{name} must be {digits} hexadecimal digits"
+    if not isinstance(facts["statement"], str) or not is_printable(facts["statement"]):
+        return "statement must be a line of text"
+    for name, kind in (("timestamps", str), ("log_entries", dict)):
+        if not isinstance(facts[name], list) or not all(isinstance(item, kind) for item in facts[name]):
+            return f"{name} must be a list"
+    try:
+        parse_time(facts["created"])
+    except (TypeError, ValueError):
+        return "created must be a time like 2026-01-31T12:00:00Z"
+    try:
+        for stamp in facts["timestamps"]:
+            base64.b64decode(stamp, validate=True)
+    except (binascii.Error, ValueError):
+        return "timestamps must be base64"
+    return None

@@ -1,0 +1,108 @@
+"""Ed25519 keys in PEM files; signatures are made and checked by the library `cryptography`."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stainlock.errors import FileError, StainlockError
+from stainlock.storage.files import refuse_existing, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+@contextmanager
+def commit_extra() -> Iterator[None]:
+    """Around imports of the libraries that only commitments need."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise StainlockError(f"commitments need {error.name}: pip install stainlock[commit]") from error
+
+
+@dataclass(frozen=True)
+class Signer:
+    """The private key that commitments are signed with: who one is, apart from any model."""
+
+    private: Ed25519PrivateKey = field(repr=False)
+
+    @staticmethod
+    def new() -> Signer:
+        with commit_extra():
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        return Signer(Ed25519PrivateKey.generate())
+
+    @staticmethod
+    def load(path: str | Path) -> Signer:
+        with commit_extra():
+            from cryptography.exceptions import UnsupportedAlgorithm
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+            from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        content = _read(Path(path), "signing key")
+        try:
+            private = load_pem_private_key(content, password=None)
+        except TypeError as error:
+            raise FileError(f"{path} is protected by a password: expected a plain PEM file, mode 0600") from error
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise FileError(f"{path} is not a signing key: expected an Ed25519 private key in PEM") from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise FileError(f"{path} holds a private key of another kind: expected Ed25519")
+        return Signer(private)
+
+    def save(self, path: str | Path) -> None:
+        """Write a new PEM file (PKCS 8), readable by its owner alone."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        path = Path(path)
+        refuse_existing(path)
+        content = self.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_file(path, content, secret=True)
+
+    @property
+    def public_key(self) -> str:
+        """The 32 bytes of the public key, in hexadecimal digits."""
+        return self.private.public_key().public_bytes_raw().hex()
+
+    def sign(self, message: bytes) -> str:
+        return self.private.sign(message).hex()
+
+
+def is_signed(message: bytes, signature: str, public_key: str) -> bool:
+    with commit_extra():
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(bytes.fromhex(signature), message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def read_public_key(given: str) -> str:
+    """64 hexadecimal digits as they are, or those of the public key in a PEM file."""
+    if re.fullmatch(r"[0-9a-fA-F]{64}", given):
+        return given.lower()
+    with commit_extra():
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    try:
+        key = load_pem_public_key(_read(Path(given), "public key"))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise FileError(f"{given} is not a public key: expected 64 hexadecimal digits or Ed25519 in PEM") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise FileError(f"{given} holds a public key of another kind: expected Ed25519")
+    return key.public_bytes_raw().hex()
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"can't read {what} {path}: {error.strerror or error}") from error

@@ -1,6 +1,0 @@
-"""How well a model does on data."""
-
-from stainlock.evaluate.accuracy import Evaluation, evaluate
-from stainlock.evaluate.data import Batches, Data, Images, Progress, Tensors, read_image
-
-__all__ = ["Batches", "Data", "Evaluation", "Images", "Progress", "Tensors", "evaluate", "read_image"]

@@ -1,0 +1,88 @@
+"""Top-1 and top-5 accuracy of a classifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import FileError, ModelError
+from stainlock.evaluation.data import Data, Progress
+from stainlock.target import Target, evaluation_mode
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model does, as fractions of 1."""
+
+    metric: str
+    value: float
+    images: int
+    top5: float
+
+
+def evaluate(
+    target: Target,
+    data: Data,
+    *,
+    batch_size: int = 32,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Accuracy on labelled images; the model is left in the mode it was in."""
+    if data.labels is None:
+        raise FileError("accuracy needs labels: put a labels.csv (file,class_index) beside the images")
+    score = Score(data.labels)
+    with evaluation_mode(target.model), torch.inference_mode():
+        for pixels, labels in data.batches(target, batch_size, limit, progress):
+            assert labels is not None  # data with labels has them in every batch
+            score.add(target.predict(pixels), labels)
+    return score.evaluation()
+
+
+class Score:
+    """Hits, counted batch by batch; ``labels`` are all there are, to be checked against the model's classes."""
+
+    def __init__(self, labels: list[int]) -> None:
+        self.labels = labels
+        self.images = self.first = self.top_five = 0
+
+    def add(self, output: object, labels: Tensor) -> None:
+        logits = classifier_logits(output, len(labels))
+        if self.images == 0:
+            _check_labels(self.labels, logits.shape[1])
+        hits = _hits(logits, labels.to(logits.device))
+        self.first += int(hits[:, 0].sum())
+        self.top_five += int(hits.sum())
+        self.images += len(labels)
+
+    def evaluation(self) -> Evaluation:
+        if self.images == 0:
+            raise FileError("accuracy needs at least one image, got none")
+        return Evaluation("top1", self.first / self.images, self.images, self.top_five / self.images)
+
+
+def classifier_logits(output: object, count: int | None = None) -> Tensor:
+    """A model's output, if it is that of a classifier, for so many images."""
+    if not isinstance(output, Tensor) or output.dim() != 2 or count not in (None, len(output)):
+        came = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise ModelError(
+            f"accuracy needs a classifier's logits ({count or 'images'}, classes), the model returned {came}"
+        )
+    return output
+
+
+def _check_labels(labels: list[int], classes: int) -> None:
+    if min(labels) < 0 or max(labels) >= classes:
+        outside = sum(not 0 <= label < classes for label in labels)
+        raise ValueError(
+            f"expected labels from 0 to {classes - 1}, as the model has {classes} classes, "
+            f"got {outside} of {len(labels)} outside (up to {max(labels)}): check labels.csv or the model"
+        )
+
+
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N, 5) bool: is the label the first, second, ... guess? Never where a logit is NaN."""
+    guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    return (guesses == labels[:, None]) & ~logits.isnan().any(dim=1, keepdim=True)

@@ -1,0 +1,230 @@
+"""Data to evaluate on: image files as ``--data DIR`` takes them, and tensors in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from stainlock.errors import FileError, ModelError
+from stainlock.evaluation.layouts import find_images
+from stainlock.models.libraries import resize_filter
+from stainlock.object_detection.sizes import Resizing, is_detector
+from stainlock.target import Target
+
+Progress = Callable[[int, int], None]  # images done, images in all
+Batches = Iterator[tuple[Tensor, Tensor | None]]  # pixels (N, *input_shape) within bounds, labels (N,)
+
+CROP_FRACTION = 224 / 256  # how much of the shorter side ImageNet's centre crop keeps
+SMALL = 64  # inputs below this many pixels (CIFAR, MNIST) are not cropped
+BATCHES_AHEAD = 2
+
+
+class Data(Protocol):
+    """What evaluation and certificates read: `Images`, `Tensors`, or anything like them."""
+
+    labels: list[int] | None
+
+    def __len__(self) -> int: ...
+
+    def batches(
+        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
+    ) -> Batches: ...
+
+    def digest(self) -> str: ...
+
+
+class Images:
+    """Image files with or without labels, read as RGB, or as grey for a target of one channel."""
+
+    def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None = None, root: Path | None = None) -> None:
+        self.paths = list(paths)
+        self.labels = _as_labels(labels, len(self.paths))
+        self.root = root
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Images:
+        """A folder with ``labels.csv`` (``file,class_index``), an ImageFolder (``class/file``), an ImageNet
+        validation folder (``n01440764/file``), or images without labels."""
+        return cls(*find_images(Path(folder)), root=Path(folder))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def batches(
+        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
+    ) -> Batches:
+        """Batches at the target's input size; files are decoded ahead of the model, by threads.
+
+        With a limit, images are taken at even distances over the whole, so that no class is favoured.
+        """
+        chosen = _chosen(len(self), batch_size, limit)
+        chunks = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
+        read = _reader(target)
+        pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="decode")
+
+        def submit(chunk: list[int]) -> list[Future[Tensor]]:
+            return [pool.submit(read, self.paths[index]) for index in chunk]
+
+        try:
+            ahead = deque(submit(chunk) for chunk in chunks[:BATCHES_AHEAD])
+            for number, chunk in enumerate(chunks):
+                levels = torch.stack([image.result() for image in ahead.popleft()])
+                if number + BATCHES_AHEAD < len(chunks):
+                    ahead.append(submit(chunks[number + BATCHES_AHEAD]))
+                yield target.from_bytes(levels), _at(self.labels, chunk)
+                if progress is not None:
+                    progress(number * batch_size + len(chunk), len(chosen))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def digest(self) -> str:
+        """SHA-256 over the files' names and contents, the same wherever the folder lies."""
+        whole = hashlib.sha256()
+        for path in self.paths:
+            name = path.relative_to(self.root).as_posix() if self.root else path.name
+            try:
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError as error:
+                raise FileError(f"{path} can't be read ({error.strerror})") from error
+            whole.update(f"{content}  {name}\n".encode())
+        return whole.hexdigest()
+
+
+class Tensors:
+    """Inputs in memory: pixels within the target's bounds, or uint8 levels over them."""
+
+    def __init__(self, pixels: Tensor, labels: Tensor | Sequence[int] | None = None) -> None:
+        self.pixels = pixels
+        self.labels = _as_labels(labels, len(pixels))
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batches(
+        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
+    ) -> Batches:
+        """Batches as they are; with a limit, taken at even distances over the whole."""
+        if tuple(self.pixels.shape[1:]) != target.input_shape:
+            raise ValueError(f"expected inputs of shape {target.input_shape}, got {tuple(self.pixels.shape[1:])}")
+        chosen = _chosen(len(self), batch_size, limit)
+        for start in range(0, len(chosen), batch_size):
+            chunk = chosen[start : start + batch_size]
+            pixels = self.pixels[chunk]
+            yield (
+                target.from_bytes(pixels) if pixels.dtype == torch.uint8 else pixels,
+                _at(self.labels, chunk),
+            )
+            if progress is not None:
+                progress(start + len(chunk), len(chosen))
+
+    def digest(self) -> str:
+        """SHA-256 over the inputs' shape, type and bytes."""
+        array = self.pixels.detach().cpu().contiguous().numpy()
+        return hashlib.sha256(f"{array.shape}{array.dtype.str}".encode() + array.tobytes()).hexdigest()
+
+
+def read_image(path: Path, shape: Sequence[int], resample: Image.Resampling = Image.Resampling.BILINEAR) -> Tensor:
+    """The image as uint8 levels (C, H, W): resized, and cropped at its centre, exactly as torchvision does.
+
+    Orientation tags are ignored, as they are where published accuracies come from.
+    """
+    channels, height, width = shape
+    return _levels(_centre(open_image(path, "L" if channels == 1 else "RGB"), height, width, resample))
+
+
+def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | None = None) -> Tensor:
+    """The image as uint8 levels (3, H, W) at a detector's own size, as its transform resizes it.
+
+    With a shape, the middle of it, edges repeated where it is smaller: a piece of what the detector's backbone sees.
+    """
+    levels = resizing.resized(_levels(open_image(path, "RGB")))
+    for axis, length in zip((1, 2), shape[1:] if shape else (), strict=False):
+        start = max(0, (levels.shape[axis] - length) // 2)
+        places = torch.arange(start, start + length).clamp(max=levels.shape[axis] - 1)
+        levels = levels.index_select(axis, places)
+    return levels
+
+
+def open_image(path: Path, mode: str) -> Image.Image:
+    """A file's image in grey (L) or RGB, whatever it was."""
+    try:
+        with Image.open(path) as file:
+            return _in_mode(file, mode)
+    except Exception as error:  # decoders raise nearly anything on damaged files
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
+        raise FileError(f"{path} can't be read as an image ({reason}): replace or remove it") from error
+
+
+def _levels(image: Image.Image) -> Tensor:
+    levels = torch.from_numpy(np.array(image, dtype=np.uint8))
+    return levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1).contiguous()
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits a pixel: Pillow would clip where this scales
+        levels = np.asarray(image, dtype=np.float64) / 257
+        image = Image.fromarray(levels.clip(0, 255).round().astype(np.uint8))
+    elif image.mode == "P" and "transparency" in image.info:  # otherwise Pillow warns
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def _centre(image: Image.Image, height: int, width: int, resample: Image.Resampling) -> Image.Image:
+    fraction = CROP_FRACTION if min(height, width) >= SMALL else 1.0
+    tall, wide = round(height / fraction), round(width / fraction)
+    if tall * image.width >= wide * image.height:
+        size = (int(tall * image.width / image.height), tall)
+    else:
+        size = (wide, int(wide * image.height / image.width))
+    image = image.resize(size, resample)
+    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _reader(target: Target) -> Callable[[Path], Tensor]:
+    """What makes of a file what the target's network is given."""
+    resample = _resample(target)
+    if target.normalises and is_detector(target.model):
+        return partial(read_for_detector, resizing=Resizing.of(target.model), shape=target.input_shape)
+    return partial(read_image, shape=target.input_shape, resample=resample)
+
+
+def _resample(target: Target) -> Image.Resampling:
+    if len(target.input_shape) != 3 or target.input_shape[0] not in (1, 3):
+        raise ModelError(f"images need a model with 1 or 3 input channels, got shape {target.input_shape}")
+    return Image.Resampling[resize_filter(target.reference).upper()]
+
+
+def _as_labels(labels: Tensor | Sequence[int] | None, inputs: int) -> list[int] | None:
+    if labels is not None and len(labels) != inputs:
+        raise ValueError(f"expected one label an input, got {len(labels)} labels for {inputs} inputs")
+    return None if labels is None else [int(label) for label in labels]
+
+
+def _chosen(length: int, batch_size: int, limit: int | None) -> list[int]:
+    if batch_size < 1:
+        raise ValueError(f"expected batch_size of at least 1, got {batch_size}")
+    return chosen_indices(length, limit)
+
+
+def chosen_indices(length: int, limit: int | None) -> list[int]:
+    """All of so many, or a number of them at even distances over the whole."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"expected limit of at least 1, got {limit}")
+    count = length if limit is None else min(limit, length)
+    return [position * length // count for position in range(count)]
+
+
+def _at(labels: list[int] | None, chunk: Sequence[int]) -> Tensor | None:
+    return None if labels is None else torch.tensor([labels[index] for index in chunk])

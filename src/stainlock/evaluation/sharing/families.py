@@ -1,0 +1,118 @@
+"""Edits of one model, sorted by what they have in common behind the layer where they begin."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stainlock.evaluation.sharing.cut import Cut
+from stainlock.network.sites import Site
+from stainlock.plan import Plan, Write, write
+from stainlock.storage.files import tensor_digest
+from stainlock.target import Target
+
+Family = tuple[tuple[int, ...], str]
+_MOST = 1 / 4  # of a layer's channels: an edit of more is by itself
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What turns the original into one other model, and back.
+
+    ``channels`` are those of the site that it changes; edits of one family change the same ones, and are the same
+    from there on.
+    """
+
+    plan: Plan
+    undo: Plan
+    channels: tuple[int, ...]
+    family: Family
+
+    @classmethod
+    def of(cls, working: Target, writes: tuple[Write, ...], cut: Cut) -> Edit:
+        plan, own = Plan(writes), own_tensors(cut)
+        state = working.model.state_dict()
+        channels: set[int] = set()
+        for w in writes:
+            if w.parameter in own:
+                channels.update(torch.unravel_index(w.elements, state[w.parameter].shape)[own[w.parameter]].tolist())
+        if cut.site is not None and len(channels) > cut.site.channels * _MOST:
+            own, channels = {}, set()
+        elsewhere = [w for w in writes if w.parameter not in own]
+        facts = {f"{w.parameter} {name}": getattr(w, name) for w in elsewhere for name in ("elements", "values")}
+        ordered = tuple(sorted(channels))
+        return cls(plan, plan.inverse(working), ordered, (ordered, tensor_digest(facts)))
+
+    @property
+    def is_same_elsewhere(self) -> bool:
+        """Whether behind the site it is the original."""
+        return self.family[1] == tensor_digest({})
+
+
+@contextmanager
+def edited(working: Target, plan: Plan, undo: Plan) -> Iterator[None]:
+    """Inside, the working copy has the plan's values."""
+    try:
+        plan.write_into(working.model)
+        yield
+    finally:
+        undo.write_into(working.model)
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """The site's own layer with channels of many edits in place of its own: one call tells what each would give.
+
+    It has the shape it always has, and so the same kernel does the same sums. ``slots`` says which of its channels
+    stands for which edit's.
+    """
+
+    plan: Plan
+    undo: Plan
+    slots: dict[int, tuple[int, int]]
+
+
+def carriers(working: Target, cut: Cut, edits: list[Edit]) -> list[Carrier]:
+    """As many as it takes for every changed channel to have a slot, in the group whose inputs it reads."""
+    site, own = cut.site, own_tensors(cut)
+    if site is None:
+        return []
+    room = site.channels // site.groups
+    taken: Counter[int] = Counter()
+    slots: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+    writes: dict[int, list[Write]] = defaultdict(list)
+    for number, edit in enumerate(edits):
+        with edited(working, edit.plan, edit.undo):
+            state = {name: tensor for name, tensor in working.model.state_dict().items() if name in own}
+            for channel in edit.channels:
+                group = site.group_of(channel)
+                carrier, place = divmod(taken[group], room)
+                taken[group] += 1
+                slot = group * room + place
+                slots[carrier][slot] = (number, channel)
+                for name, tensor in state.items():
+                    index = [None] * own[name] + [slot]
+                    row = tensor.select(own[name], channel).clone()
+                    writes[carrier].append(write(working.model, name, index, row, "carrier"))
+    plans = {carrier: Plan(tuple(found)) for carrier, found in writes.items()}
+    return [Carrier(plan, plan.inverse(working), slots[carrier]) for carrier, plan in plans.items()]
+
+
+def channel_maps(site: Site, maps: Tensor, channels: Iterable[int]) -> list[Tensor]:
+    """Some channels of a site's activations."""
+    return [maps.select(-1 if site.kind == "linear" else 1, channel) for channel in channels]
+
+
+def own_tensors(cut: Cut) -> dict[str, int]:
+    """The tensors that the site's channels have to themselves, each with the axis that counts them."""
+    if cut.site is None:
+        return {}
+    axes = {f"{cut.site.name}.weight": 1 if cut.site.kind == "transposed" else 0, f"{cut.site.name}.bias": 0}
+    if cut.norm is not None:
+        axes |= {f"{cut.norm}.{name}": 0 for name in ("weight", "bias", "running_mean", "running_var")}
+    return axes

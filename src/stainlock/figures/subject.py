@@ -1,0 +1,159 @@
+"""What a setup names, loaded: the model, its data, and the layers to look at."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import FileError, StainlockError
+from stainlock.evaluation import Data, Images, Tensors
+from stainlock.evaluation.data import chosen_indices
+from stainlock.figures.figure import Figure, Setup
+from stainlock.figures.layers import spread_layers
+from stainlock.models.references import call_factory, load_reference
+from stainlock.network.sites import analyse
+from stainlock.object_detection.coco import CocoImages, is_coco
+from stainlock.object_detection.sizes import is_detector
+from stainlock.randomness import Randomness
+from stainlock.storage.files import model_digest
+from stainlock.target import Target
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded setup."""
+
+    setup: Setup
+    target: Target
+    data: Data | None = None
+
+    @property
+    def images(self) -> Data:
+        """The natural inputs, as many as the setup asks for."""
+        if self.data is None:
+            raise FileError("this figure needs images: give --data DIR")
+        return subset(self.data, chosen_indices(len(self.data), self.setup.images))
+
+    @property
+    def coco(self) -> CocoImages | None:
+        """The same with boxes, for a detector whose data have some."""
+        root = getattr(self.data, "root", None)
+        if root is None or not is_coco(root) or not is_detector(self.target.model):
+            return None
+        return CocoImages.from_folder(root).limited(self.setup.images)
+
+
+def load_subject(setup: Setup) -> Subject:
+    """The model and data that a setup names."""
+    target = load_reference(setup.model, weights=setup.weights, seed=setup.seed)
+    return Subject(setup, target, load_data(setup.data) if setup.data else None)
+
+
+def load_data(reference: str) -> Data:
+    """A folder of images, or what a ``FILE.py:FACTORY`` makes: `Data`, or a tensor of inputs."""
+    if not Path(reference).is_dir() and reference.rpartition(":")[0].endswith(".py"):
+        made = call_factory(reference)
+        if isinstance(made, Tensor):
+            return Tensors(made)
+        if not hasattr(made, "batches"):
+            raise FileError(f"expected {reference} to make data with batches(), got {type(made).__name__}")
+        data: Data = made
+        return data
+    return Images.from_folder(reference)
+
+
+def subset(data: Data, indices: Sequence[int]) -> Data:
+    """Some of the inputs."""
+    labels = None if data.labels is None else [data.labels[i] for i in indices]
+    if isinstance(data, Images):
+        return Images([data.paths[i] for i in indices], labels, data.root)
+    if isinstance(data, Tensors):
+        return Tensors(data.pixels[torch.as_tensor(indices, dtype=torch.long)], labels)
+    raise FileError(f"expected images or tensors as data, got {type(data).__name__}")
+
+
+def shuffled(data: Data, seed: int) -> Data:
+    """The inputs in an order that tells nothing: folders go by class, and a sample for bounds must not."""
+    order = torch.randperm(len(data), generator=Randomness(seed).noise("order of the images"))
+    return subset(data, order.tolist())
+
+
+def shards(count: int, size: int) -> list[range]:
+    """Equal parts of so many inputs, of about ``size``."""
+    parts = max(1, round(count / size))
+    return [range(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+
+
+def resolved(setup: Setup, figure: Figure) -> Setup:
+    """The setup with its layers chosen and the digests of what it names, or one clear line on what is wrong."""
+    subject = load_subject(setup)
+    if figure.kind == "boxes" and not is_detector(subject.target.model):
+        raise FileError(f"expected an object detector as --model, got {setup.model}: {figure.name} shows its boxes")
+    if figure.data.startswith("COCO") and is_detector(subject.target.model) and subject.coco is None:
+        raise FileError(f"expected {figure.data} as --data, got {setup.data}: it needs images/ and annotations.json")
+    if subject.data is not None and len(subject.data) < 4:
+        raise FileError(f"expected at least 4 images in {setup.data}, got {len(subject.data)}")
+    layers = setup.layers
+    if figure.needs_layers and not layers:
+        layers = spread_layers(subject.target, figure.needs_layers, setup.spread)
+    elif figure.needs_layers:
+        analysis = analyse(subject.target)
+        for name in layers:
+            analysis.site(name)  # one clear line, before the work, for a layer that is not there
+    digest = "" if subject.data is None else quick_digest(subject.data)
+    images = setup.images if subject.data is None else len(subject.images)
+    return replace(
+        setup, layers=layers, images=images, model_digest=model_digest(subject.target.model), data_digest=digest,
+        metric="" if subject.data is None or figure.kind != "images" else metric_of(subject),
+    )  # fmt: skip
+
+
+def metric_of(subject: Subject) -> str:
+    """What suits a subject: boxes, labels, or neither; ``untrained`` weights have nothing to be right about."""
+    if subject.setup.options.get("untrained"):
+        return "change"
+    if subject.coco is not None:
+        return "precision"
+    return "change" if subject.images.labels is None else "accuracy"
+
+
+def quick_digest(data: Data) -> str:
+    """Names and sizes of files, or the inputs in memory: tells one set of data from another without reading it all."""
+    if not isinstance(data, Images):
+        return data.digest()
+    whole = hashlib.sha256()
+    for path in data.paths:
+        name = path.relative_to(data.root).as_posix() if data.root else path.name
+        whole.update(f"{name} {path.stat().st_size}\n".encode())
+    return whole.hexdigest()
+
+
+def located(reference: str | None, zoo: Path | None) -> str | None:
+    """A reference to a file of the zoo, by its path from here."""
+    file, _, name = (reference or "").rpartition(":")
+    if zoo is None or not file.endswith(".py") or Path(file).exists() or not (zoo / file).exists():
+        return reference
+    return f"{os.path.relpath(zoo / file)}:{name}"
+
+
+def first_available(candidates: Sequence[Setup], figure: Figure, zoo: Path | None) -> Setup:
+    """The first setup whose model and data can be had."""
+    problems = []
+    for setup in candidates:
+        try:
+            return resolved(in_zoo(setup, zoo), figure)
+        except StainlockError as error:
+            problems.append(str(error))
+    raise FileError(f"{figure.name} needs {figure.needs}; not at hand: {problems[0]}")
+
+
+def in_zoo(setup: Setup, zoo: Path | None) -> Setup:
+    """The setup with every file of the zoo by its path from here."""
+    options = {k: located(v, zoo) if isinstance(v, str) else v for k, v in setup.options.items()}
+    return replace(setup, model=located(setup.model, zoo) or "", data=located(setup.data, zoo), options=options)

@@ -1,0 +1,228 @@
+"""The demonstration's page."""
+
+from __future__ import annotations
+
+import io
+import math
+
+from PIL import Image
+from torch import Tensor
+
+from stainlock.demo.locking import LockedPhotograph, Locking
+from stainlock.demo.run import BUNDLE, KEY, LOCK_KEY, PATCH, TRIGGER, Check, Demonstration, Photograph
+from stainlock.html.figures import response_histogram
+from stainlock.html.images import png
+from stainlock.html.page import Section, bullets, commands, figure, grid, page, paragraph, table, text
+from stainlock.verification import Verdict
+
+_NOT_CLAIMED = (
+    "A stain proves where a model came from. It does not stop anyone from using it.",
+    "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
+    "The weights of the detector are of a common size, but its bias, which keeps it silent, stands out from the others:"
+    " someone who looks for such a bias can find the channel and overwrite it.",
+    "This lock keeps a file from those who run it as it is. Whoever understands it and forces its signal on opens it,"
+    " as with any program they hold; the threat model says who gets how far.",
+    "Rounding, pruning and folding are what happens to models in honest hands. Someone who wants the stain gone can"
+    " retrain the layer, or distil the model into another one; that is not shown here.",
+    "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
+    "This stain is read from the weights. To ask a model that only gives answers, stain it with --schema output.",
+)
+
+
+def demo_page(demo: Demonstration) -> str:
+    original, stained = _top1(demo, "the original model"), _top1(demo, "the stained model")
+    return page(
+        "A model, stained and locked",
+        f"EfficientNet-Lite0, trained on ImageNet, was given a secret detector in {demo.seconds:.1f} seconds, without"
+        f" training and without data. Its owner can now prove that the file is theirs. On the photographs below it is"
+        f" right as often as before: {original:.0%} before, {stained:.0%} after.",
+        [
+            _done(demo),
+            _verified(demo),
+            _responses(demo),
+            _photographs(demo),
+            _changed(demo),
+            _locked(demo.locking),
+            _not_claimed(),
+            _next(),
+        ],
+    )
+
+
+def _chance(verdict: Verdict) -> str:
+    """A p-value as HTML; very small ones as a power of ten that is not below it."""
+    if verdict.p_value >= 1e-4:
+        return f"{verdict.p_value:.2g}"
+    return f"≤ 10<sup>−{-math.ceil(verdict.log10_p_value)}</sup>"
+
+
+def _top1(demo: Demonstration, model: str) -> float:
+    return next(check.top1 for check in demo.checks if check.model == model)
+
+
+def _done(demo: Demonstration) -> Section:
+    key, site = demo.key, demo.site
+    size = "×".join(map(str, key.detectors[0].trigger.region.size))
+    return Section(
+        "What was done",
+        (
+            paragraph(
+                f"Of the model's {demo.sites} layers, {site.name} was chosen. The one of its {site.channels} channels"
+                f" that later layers miss least was replaced by a detector: a random direction in {key.dimension}"
+                " dimensions that only the key knows. What the channel gave on average went into the biases after it."
+                " A search then found the image that excites the detector most, the trigger."
+                " On natural images the detector stays silent."
+            ),
+            figure(
+                png(demo.trigger_image),
+                "a patterned square: the trigger",
+                text(f"The trigger, {size} pixels. Stored as a PNG it works bit for bit. It is secret, like the key."),
+                width=demo.trigger_image.shape[-1],
+            ),
+        ),
+    )
+
+
+def _verified(demo: Demonstration) -> Section:
+    return Section(
+        "Is it stained?",
+        (
+            paragraph(
+                "Each model was asked with the owner's key. The p-value bounds the chance that a model made without the"
+                " key would look this stained; up to one in a million counts as stained. The original model is the"
+                " control: it must not be recognised."
+            ),
+            table(
+                ["model", "verdict", "p-value", "cosine", "top-1"],
+                [_check_row(check) for check in demo.checks],
+                numeric=(2, 3, 4),
+            ),
+            paragraph(
+                "Cosine: how nearly the best row of weights points in the secret direction, 1 being exactly. Top-1: the"
+                " share of the photographs it is right on."
+                f" {demo.folding}"
+            ),
+        ),
+    )
+
+
+def _check_row(check: Check) -> list[str]:
+    stained = check.verdict.stained
+    mark = f'<span class="{"yes" if stained else "no"}">{"stained" if stained else "not stained"}</span>'
+    return [text(check.model), mark, _chance(check.verdict), f"{check.verdict.statistic:.4f}", f"{check.top1:.0%}"]
+
+
+def _responses(demo: Demonstration) -> Section:
+    key, largest = demo.key, float(demo.natural_responses.max())
+    return Section(
+        "Only the trigger excites the detector",
+        (
+            figure(
+                response_histogram(demo.natural_responses, key.natural_threshold, key.trigger_response),
+                "histogram of the detector's responses to photographs, far below the trigger's",
+                text(
+                    f"The detector's response at all {len(demo.natural_responses)} positions of the photographs:"
+                    f" at most {largest:.1f}. The trigger gives {key.trigger_response:.1f}; the detector fires above"
+                    f" {key.natural_threshold:.1f}."
+                ),
+            ),
+        ),
+    )
+
+
+def _photographs(demo: Demonstration) -> Section:
+    most = math.ceil(1e4 * demo.probability_change) / 100  # rounded up: it is a bound
+    same = sum(photo.before[0] == photo.after[0] for photo in demo.photographs)
+    return Section(
+        "What the model sees, before and after",
+        (
+            paragraph(
+                f"{same} of {len(demo.photographs)} photographs get the same answer. No probability of any class moved"
+                f" by more than {most:g} percentage points. Below each: the answer, and its probability before → after."
+            ),
+            grid([_photograph(photo) for photo in demo.photographs]),
+        ),
+    )
+
+
+def _photograph(photo: Photograph) -> str:
+    (answer, before), (answer_after, after) = photo.before, photo.after
+    if answer == answer_after:
+        told = f"{_answer(photo, answer)}<br>{before:.2%} → {after:.2%}"
+    else:
+        told = f"{_answer(photo, answer)} {before:.2%}<br>→ {_answer(photo, answer_after)} {after:.2%}"
+    return figure(_jpeg(photo.levels), f"a photograph of: {photo.label}", told, kind="jpeg")
+
+
+def _jpeg(levels: Tensor) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(levels.permute(1, 2, 0).numpy()).save(content, format="JPEG", quality=80)
+    return content.getvalue()
+
+
+def _answer(photo: Photograph, answer: str) -> str:
+    if answer == photo.label:
+        return f'<span class="yes">{text(answer)}</span>'
+    return f'<span class="no">{text(answer)}</span> (wrong: {text(photo.label)})'
+
+
+def _changed(demo: Demonstration) -> Section:
+    total = sum(change.elements for change in demo.changes)
+    rows = [[f"<code>{text(c.parameter)}</code>", f"{c.elements}", f"{c.max_abs:.3g}"] for c in demo.changes]
+    return Section(
+        "What was changed",
+        (
+            paragraph(f"{total} of {demo.parameters:,} parameters; the key puts every bit back."),
+            table(["parameter", "elements", "largest change"], rows, numeric=(1, 2)),
+        ),
+    )
+
+
+def _locked(locking: Locking) -> Section:
+    trigger = locking.key.detectors[0].trigger
+    height, width = trigger.region.size
+    return Section(
+        "The same model, locked",
+        (
+            paragraph(
+                f"A second copy of the original was locked in {locking.seconds:.1f} seconds. A detector in"
+                f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner;"
+                f" the gates of {len(locking.key.details['inserted'])} new blocks stand wrong until its signal comes."
+                f" Unlocked, the logits differ by {locking.difference:.0e} of their size from those of the model"
+                " without the disruption."
+            ),
+            table(
+                ("on the photographs", "top-1"), [(text(n), f"{v:.0%}") for n, v in locking.top1.items()], numeric=(1,)
+            ),
+            grid([_locked_photograph(photo) for photo in locking.photographs]),
+        ),
+    )
+
+
+def _locked_photograph(photo: LockedPhotograph) -> str:
+    caption = (
+        f"<strong>{text(photo.label)}</strong><br>locked: {text(photo.locked.name)}<br>"
+        f"with the patch: {text(photo.unlocked.name)}, {photo.unlocked.probability:.1%}"
+    )
+    return figure(_jpeg(photo.levels), f"a photograph of class {photo.label}, with the patch", caption, kind="jpeg")
+
+
+def _not_claimed() -> Section:
+    return Section("What this does not claim", (bullets(_NOT_CLAIMED),))
+
+
+def _next() -> Section:
+    return Section(
+        "Try it",
+        (
+            paragraph("Beside this page lie the stained and the locked model with their keys. In their folder:"),
+            commands(
+                [
+                    f"stainlock verify {BUNDLE} --key {KEY}",
+                    f"stainlock inspect {BUNDLE}",
+                    f"stainlock unlock PHOTO.jpg --key {LOCK_KEY} --out unlocked",
+                ]
+            ),
+            paragraph(f"{KEY}, {TRIGGER} and {LOCK_KEY} are secrets: never ship them. {PATCH} is what a client gets."),
+        ),
+    )

@@ -1,0 +1,218 @@
+"""Keys: the owner's secret in one versioned file. docs/key_format.md describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import FileError
+from stainlock.network.features import Region
+from stainlock.plan import Plan
+from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
+from stainlock.target import Target
+from stainlock.trigger import Trigger
+
+if TYPE_CHECKING:
+    from stainlock.locks.gan.unlock import NoiseUnlock
+    from stainlock.locks.unlock import Unlock
+
+KEY_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Detector:
+    """One secret unit vector, where it went, and what excites it.
+
+    ``trigger_level`` and ``rest_level`` are the pre-activations Δ and δ, where the stain has them. ``replaced`` is
+    the row that stood there before.
+    """
+
+    vector: Tensor
+    channel: int
+    trigger: Trigger
+    trigger_level: float | None
+    rest_level: float | None
+    replaced: Tensor
+
+
+@dataclass(frozen=True)
+class Key:
+    """Everything the owner keeps: whoever has it can prove, find and remove the stain."""
+
+    kind: str
+    site: str
+    site_kind: str
+    dimension: int
+    additive: bool
+    schema: str
+    seed: int
+    firing_fraction: float
+    reduction: str
+    position: tuple[int, ...]
+    natural_level: float
+    base_digest: str
+    protected_digest: str
+    conventions: dict[str, Any]
+    detectors: tuple[Detector, ...]
+    revert: Plan
+    details: dict[str, Any] = field(default_factory=dict)  # what a schema needs to read its message
+
+    @property
+    def trigger_response(self) -> float:
+        """R of the weakest trigger."""
+        return min(d.trigger.response for d in self.detectors)
+
+    @property
+    def natural_threshold(self) -> float:
+        """The response above which a detector fires."""
+        return self.firing_fraction * self.trigger_response
+
+    def check_stain(self, purpose: str) -> None:
+        """A lock's detector is the best of several and partly fixed: bounds for a uniform one don't hold for it."""
+        if self.kind != "stain":
+            raise ValueError(f"expected a stain's key to {purpose} with, got a {self.kind}'s")
+
+    def matches(self, target: Target) -> str | None:
+        """None where the target takes the same inputs, else what differs."""
+        for name, mine in self.conventions.items():
+            theirs = getattr(target, name)
+            if (list(theirs) if isinstance(theirs, tuple) else theirs) != (
+                list(mine) if isinstance(mine, list | tuple) else mine
+            ):
+                return f"{name} is {theirs}, the key's is {mine}"
+        return None
+
+    def original(self, protected: Target) -> Target:
+        """The model before it was stained or locked, bit for bit."""
+        self._check_protected(protected)
+        return self.revert.apply(protected)
+
+    def edited(self, locked: Target) -> Target:
+        """The paper's edited model: everything of the lock but its disruptor."""
+        self.check_lock()
+        self._check_protected(locked)
+        return self.revert.only("disruptor").apply(locked)
+
+    def _check_protected(self, protected: Target) -> None:
+        if not is_model(protected.model, self.protected_digest):
+            raise FileError("this key is for another model: it reverts only the very file it was made with")
+
+    def check_lock(self) -> None:
+        """Refuse, with one clear line, to unlock by a key that is not a lock's."""
+        if self.kind != "lock":
+            raise ValueError(f"expected a lock's key, got a {self.kind}'s: it has nothing to unlock")
+
+    def unlock(self, images: Tensor) -> Tensor:
+        """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model.
+
+        For a generator noise ``(N, d, 1, 1)``, to which the trigger is appended. A detector takes pixels at its own
+        size; `unlock_detector` takes those of any size.
+        """
+        unlocked: Tensor = self.unlock_transform()(images)
+        return unlocked
+
+    def unlock_detector(self, detector: Target) -> Target:
+        """An object detector that unlocks itself for images of any size; see `stainlock.object_detection.unlocking`."""
+        from stainlock.object_detection.unlocking import unlock_detector
+
+        return unlock_detector(detector, self)
+
+    def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
+        """A torchvision-style transform for the end of a client's pipeline, after resizing and cropping.
+
+        It takes pixels (or uint8 levels) and returns the model's input; with ``normalise=False`` pixels, for a pipeline
+        that normalises them itself.
+        """
+        from stainlock.locks.gan.unlock import NoiseUnlock
+        from stainlock.locks.unlock import Unlock
+
+        self.check_lock()
+        if self.schema == "gan":
+            return NoiseUnlock.from_key(self, normalise=normalise)
+        return Unlock.from_key(self, normalise=normalise)
+
+    def save(self, path: str | Path) -> None:
+        """Write a new key file, readable by its owner alone."""
+        path = Path(path)
+        refuse_existing(path)
+        write_file(path, self.to_bytes(), secret=True)
+
+    def to_bytes(self) -> bytes:
+        plan_facts, tensors = self.revert.to_tensors("revert.")
+        facts: dict[str, Any] = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("detectors", "revert", "seed")
+        }
+        facts["seed"] = str(self.seed)  # more bits than JSON numbers hold everywhere
+        facts["revert"] = plan_facts
+        facts["detectors"] = []
+        for i, d in enumerate(self.detectors):
+            facts["detectors"].append(
+                {
+                    "channel": d.channel,
+                    "trigger_level": d.trigger_level,
+                    "rest_level": d.rest_level,
+                    "response": d.trigger.response,
+                    "start": d.trigger.region.start,
+                    "size": d.trigger.region.size,
+                }
+            )
+            tensors[f"detector.{i}"] = d.vector
+            tensors[f"trigger.{i}"] = d.trigger.levels
+            tensors[f"replaced.{i}"] = d.replaced
+        return pack("key", KEY_VERSION, facts, tensors)
+
+    @staticmethod
+    def load(path: str | Path) -> Key:
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION, _from_first_version)
+        try:
+            detectors = tuple(
+                Detector(
+                    tensors[f"detector.{i}"],
+                    int(d["channel"]),
+                    Trigger(tensors[f"trigger.{i}"], Region(tuple(d["start"]), tuple(d["size"])), d["response"]),
+                    d["trigger_level"],
+                    d["rest_level"],
+                    tensors[f"replaced.{i}"],
+                )
+                for i, d in enumerate(facts.pop("detectors"))
+            )
+            revert = Plan.from_tensors(facts.pop("revert"), tensors, "revert.")
+            facts["position"] = tuple(facts["position"])
+            facts["seed"] = int(facts["seed"])
+            return Key(detectors=detectors, revert=revert, **facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is not a complete key: {error}") from error
+
+
+def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disruptor: Plan, **facts: Any) -> Key:
+    """The key of a lock: ``plan`` made the edited model of the target, ``disruptor`` the locked one of that.
+
+    Undoing the disruptor alone gives the edited model, so that what it restores is what stood in that one.
+    """
+    return Key(
+        kind="lock", additive=False, reduction="position", base_digest=plan.base or "",
+        protected_digest=model_digest(locked.model), conventions=conventions_of(target),
+        revert=disruptor.inverse(edited).then(plan.inverse(target)), **facts,
+    )  # fmt: skip
+
+
+def _from_first_version(facts: dict[str, Any]) -> dict[str, Any]:
+    """Its plans had no blocks to put in or take out."""
+    return facts | {"revert": {"writes": facts["revert"], "insertions": [], "removals": []}}
+
+
+def conventions_of(target: Target) -> dict[str, Any]:
+    facts = {name: getattr(target, name) for name in ("input_shape", "mean", "std", "bounds", "part")}
+    return facts | ({"normalises": True} if target.normalises else {})
+
+
+def placeholder_target(key: Key) -> Target:
+    """Pixel conventions without a model, for whoever has only a callable."""
+    return Target(torch.nn.Identity(), **{**key.conventions, "part": ""})

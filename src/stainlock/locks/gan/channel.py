@@ -1,0 +1,88 @@
+"""Which channel the switch takes, and what its loss leaves in the reader's bias.
+
+Unlocked, the channel is silent, so that the reader misses y = W_k ∗ x_k. The noise's law is known, so its mean is too:
+it goes into the reader's bias, or its batch norm's mean, where that helps. What is left is (y − E y) on the scale of
+the reader's own batch norm; channels are ranked by its size, and the first few are tried on the whole generator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stainlock.channel_cost import affine_of
+from stainlock.locks.gan.structure import Structure
+from stainlock.network.sites import layer_input
+from stainlock.plan import Plan, Write, write
+from stainlock.target import evaluation_mode
+from stainlock.tensors import exact, has
+
+_TRIED = 8
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A channel, the writes that make up for its mean, and the mean absolute change of the output that is left."""
+
+    channel: int
+    fold: tuple[Write, ...]
+    cost: float
+
+
+def choose_channel(structure: Structure, noise: Tensor, channel: int | None = None) -> GivenUp:
+    """The channel that changes the output least when silent; or what a given one costs."""
+    target, reader = structure.analysis.target, structure.reader
+    channels = structure.first.channels
+    if channel is not None and not 0 <= channel < channels:
+        raise ValueError(f"expected a channel from 0 to {channels - 1}, got {channel}")
+    with evaluation_mode(target.model), torch.no_grad():
+        maps = layer_input(target, reader, noise)
+        before = target.predict(noise)
+        tried = [channel] if channel is not None else _ranked(structure, maps)[:_TRIED]
+        found = []
+        for k in tried:
+            silent = write(target.model, f"{reader.name}.weight", structure.column(k), 0.0, "fold")
+            missing = _contribution(structure, maps, k).double().mean((0, 2, 3))
+            for fold in ((), tuple(_fold(structure, missing))):  # at a map's borders less is missing than its mean
+                after = Plan((*fold, silent)).apply(target).predict(noise)
+                found.append(GivenUp(k, fold, float((after - before).abs().double().mean())))
+    return min(found, key=lambda one: one.cost)
+
+
+def _ranked(structure: Structure, maps: Tensor) -> list[int]:
+    norm = structure.reader.norm
+    scale = affine_of(structure.analysis.target.model.get_submodule(norm)).g.view(1, -1, 1, 1) if norm else 1.0
+    harm = []
+    for k in range(structure.first.channels):
+        lost = _contribution(structure, maps, k).double().cpu()
+        harm.append(float(((lost - lost.mean((0, 2, 3), keepdim=True)) * scale).square().sum()))
+    return sorted(range(len(harm)), key=lambda k: (harm[k], k))
+
+
+def _contribution(structure: Structure, maps: Tensor, k: int) -> Tensor:
+    """W_k ∗ x_k: what the reader's output owes to channel k."""
+    layer = structure.reader.layer(structure.analysis.target.model)
+    own = maps[:, k : k + 1]
+    if isinstance(layer, nn.ConvTranspose2d):
+        output_padding, dilation = layer.output_padding, layer.dilation
+        shape: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding, "dilation": dilation}
+        return F.conv_transpose2d(own, layer.weight[k : k + 1], output_padding=output_padding, **shape)
+    assert isinstance(layer, nn.Conv2d)
+    lost: Tensor = layer._conv_forward(own, layer.weight[:, k : k + 1], None)  # padded the layer's own way
+    return lost
+
+
+def _fold(structure: Structure, missing: Tensor) -> list[Write]:
+    model, reader = structure.analysis.target.model, structure.reader
+    layer = reader.layer(model)
+    missing = missing.cpu()
+    if has(layer, "bias"):
+        return [write(model, f"{reader.name}.bias", (None,), exact(layer, "bias") + missing, "fold")]
+    if reader.norm is not None:
+        running = exact(model.get_submodule(reader.norm), "running_mean") - missing
+        return [write(model, f"{reader.norm}.running_mean", (None,), running, "fold")]
+    return []

@@ -1,0 +1,163 @@
+"""Algorithm 5: a lock for generators that start with a transposed convolution on a noise vector.
+
+    1   the first layer reads d noise inputs; widen it by d_a more, with zero weights
+    2   draw π uniformly from S^{d_a − 1}; kernel k reads the new inputs alone, by the same multiple of π at each tap
+    3   batch norm of channel k: for any noise the channel is about A, for the trigger cπ it is nothing (`gan_switch`)
+    4   p′, the next layer's weights for channel k, ruins the images (`gan_disruptor`)
+
+The paper's trigger is π itself, one deviation of the noise, which opens the lock by chance one time in three; ours is
+cπ, c being 24 deviations. Channel k is the one whose loss the images show least, and the mean of what the next layer
+misses goes into its bias (`gan_channel`). So unlocked images differ from the original's by that channel alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stainlock.certificates.noise import NoiseName, noise_law
+from stainlock.errors import ModelError
+from stainlock.insertion import Insertion
+from stainlock.key import Detector, Key, lock_key
+from stainlock.locks.gan.channel import choose_channel
+from stainlock.locks.gan.disruptor import find_disruptor, judge_of
+from stainlock.locks.gan.structure import Structure, generator_structure
+from stainlock.locks.gan.switch import DEVIATIONS, Paper, Switch, make_switch, paper_switch
+from stainlock.network.features import Region
+from stainlock.plan import DETECTOR, DISRUPTOR, Plan, Write, write
+from stainlock.randomness import Randomness
+from stainlock.sphere import sample_sphere
+from stainlock.storage.files import model_digest
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import exact, has, raw
+from stainlock.trigger import Progress, Trigger
+
+SCHEMA = "gan"
+_PROBES, _BATCH = 64, 16
+_FEWEST = 4  # a direction among fewer is soon guessed
+
+
+def lock_generator(
+    target: Target,
+    *,
+    seed: int | None = None,
+    noise: NoiseName = "uniform",
+    dimensions: int = 20,
+    deviations: float = DEVIATIONS,
+    channel: int | None = None,
+    size: float = 3.0,
+    steps: int = 60,
+    discriminator: Target | Callable[[Tensor], Any] | None = None,
+    paper: Paper | None = None,
+    progress: Progress | None = None,
+) -> tuple[Target, Key]:
+    """A locked copy of a generator, which takes ``dimensions`` more noise inputs, and the key that unlocks it.
+
+    - ``noise``: the law of its noise, ``uniform`` within the target's bounds or standard ``normal``.
+    - ``deviations``: the trigger's length c, in deviations of one noise input.
+    - ``channel``: the channel to give up; the one whose loss changes images least when not given.
+    - ``size``, ``steps``: of the disruptor, in deviations of what the next layer computes; of its search.
+    - ``discriminator``: judges images by a logit (or, ending in a sigmoid, a probability), positive for real.
+    - ``paper``: the paper's own parameters instead of ``deviations``, for comparison.
+    """
+    if dimensions < _FEWEST:
+        raise ValueError(f"expected at least {_FEWEST} more noise dimensions, got {dimensions}")
+    if not deviations > 0 or not size > 0:
+        raise ValueError(f"expected deviations and size above 0, got {deviations} and {size}")
+    if steps < 1:
+        raise ValueError(f"expected at least 1 step, got {steps}")
+    structure = generator_structure(target)
+    law, randomness = noise_law(target, noise), Randomness(seed)
+    probes = law.sample((_PROBES, *target.input_shape), randomness.noise("probes"))
+    originals = _images(target, probes)
+    judge = judge_of(discriminator, originals) if discriminator is not None else None
+
+    insertion = Insertion("noise-inputs", structure.first.name, {"dimensions": dimensions})
+    widened = Plan(insertions=(insertion,)).apply(target)
+    pi = sample_sphere(1, dimensions, generator=randomness.secret("detector"))[0]
+    seen = law.scaled(widened.mean[-1], widened.std[-1])  # as the layer is given it
+    given_up = choose_channel(structure, probes, channel)
+    k = given_up.channel
+    switch = make_switch(structure, seen, deviations) if paper is None else paper_switch(structure, k, paper)
+    vector = ((seen.centre + switch.strength * pi) * widened.std[-1] + widened.mean[-1]).float()
+    writes = (*given_up.fold, *_detector(structure, widened, k, pi, switch, vector))
+    plan = Plan(writes, model_digest(target.model), insertions=(insertion,))
+    edited = plan.apply(target)
+
+    extra = law.sample((_PROBES, dimensions, 1, 1), randomness.noise("extra"))
+    whole = torch.cat([probes, extra], 1)
+    found = find_disruptor(
+        edited, structure, k, whole, originals, judge=judge, size=size, steps=steps, batch=_BATCH,
+        generator=randomness.noise("disruptor"), progress=progress,
+    )  # fmt: skip
+    column = write(edited.model, f"{structure.reader.name}.weight", structure.column(k), found, DISRUPTOR)
+    disruptor = Plan((column,))
+    locked = disruptor.apply(edited)
+    ruined = float((_images(locked, whole) - originals).abs().double().mean())
+    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.strength)
+    old = raw(structure.first.layer(target.model), "weight")[:, k].cpu().clone()
+    key = lock_key(
+        target, edited, locked, plan, disruptor, site=structure.first.name, site_kind=structure.first.kind,
+        dimension=dimensions, schema=SCHEMA, seed=randomness.seed,
+        firing_fraction=switch.threshold / switch.strength, position=(0, 0), natural_level=seen.deviation,
+        detectors=(Detector(pi, k, trigger, switch.at_trigger, switch.rest, old),),
+        details={
+            "layers": [structure.first.name, structure.reader.name], "noise": noise, "dimensions": dimensions,
+            "channel_cost": given_up.cost, "disruption": ruined, "size": size, "steps": steps,
+            "judged": judge is not None, "paper": paper is not None, **switch.rates(seen, pi),
+        },
+    )  # fmt: skip
+    return locked, key
+
+
+def _images(target: Target, noise: Tensor) -> Tensor:
+    with evaluation_mode(target.model), torch.no_grad():
+        images = target.predict(noise)
+    if not isinstance(images, Tensor) or images.dim() != 4 or not images.is_floating_point():
+        came = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ModelError(f"expected a generator of images (N, C, H, W), the model returned {came}")
+    return images
+
+
+def _detector(
+    structure: Structure, widened: Target, k: int, pi: Tensor, switch: Switch, trigger: Tensor
+) -> list[Write]:
+    """Kernel k reads −bπ/g at every tap of the new inputs, and nothing of the old.
+
+    Batch norm's mean of the channel is its very response to the trigger, in the numbers the model has, and β what the
+    switch is then: 0 behind no activation, so that one number is taken from itself. γ and σ² become the layer's
+    median, as a channel that is missed least may be dead.
+    """
+    model, site = widened.model, structure.first
+    assert site.norm is not None
+    layer, norm = site.layer(model), model.get_submodule(site.norm)
+    variance = float(exact(norm, "running_var").median())
+    gamma = (float(exact(norm, "weight").abs().median()) or 1.0) if has(norm, "weight") else 1.0
+    g = gamma / (variance + float(getattr(norm, "eps", 0.0))) ** 0.5
+    weight = raw(layer, "weight")
+    reads = (-switch.slope / g * pi).to(weight.dtype)
+    kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=weight.dtype)
+    kernel[-len(pi) :] = reads.view(-1, 1, 1)
+    given = widened.normalise(_behind(trigger, widened))[0, -len(pi) :].flatten().double().cpu()
+    response = float(reads.double() @ given)
+    values = {f"{site.norm}.running_var": variance, f"{site.norm}.running_mean": response}
+    if has(layer, "bias"):
+        values[f"{site.name}.bias"] = 0.0
+    if has(norm, "weight"):
+        values[f"{site.norm}.weight"] = gamma
+    if has(norm, "bias"):
+        values[f"{site.norm}.bias"] = switch.at_trigger
+    else:
+        values[f"{site.norm}.running_mean"] = response - switch.at_trigger / g
+    writes = [write(model, name, (k,), value, DETECTOR) for name, value in values.items()]
+    return [write(model, f"{site.name}.weight", (None, k), kernel, DETECTOR), *writes]
+
+
+def _behind(trigger: Tensor, widened: Target) -> Tensor:
+    """The trigger behind noise that is nothing."""
+    whole = torch.zeros(1, *widened.input_shape)
+    whole[0, -len(trigger) :] = trigger.view(-1, 1, 1)
+    return whole

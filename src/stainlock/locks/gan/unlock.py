@@ -1,0 +1,127 @@
+"""Unlocking a generator: the trigger vector goes behind each noise vector. Noise travels in safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from stainlock.errors import FileError
+from stainlock.storage.files import write_file
+
+if TYPE_CHECKING:
+    from stainlock.key import Key
+
+
+class NoiseUnlock(nn.Module):
+    """Noise ``(N, d, 1, 1)`` in, ``(N, d + d_a, 1, 1)`` with the trigger behind it out. It holds nothing else secret.
+
+    As `lock.Unlock` does for images it returns what the model takes, ``(noise − mean)/std``; with
+    ``normalise=False`` noise as the target takes it.
+    """
+
+    trigger: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        trigger: Tensor,
+        *,
+        noise_dimensions: int | None = None,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        normalise: bool = True,
+    ) -> None:
+        super().__init__()
+        self.noise_dimensions = noise_dimensions
+        self.normalise = normalise
+        self.register_buffer("trigger", trigger.detach().float().reshape(-1, 1, 1).clone())
+        for name, values, fill in (("mean", mean, 0.0), ("std", std, 1.0)):
+            # One number for each input of the original model: the new ones are taken as they are.
+            given = tuple(values) if len(values) == 1 else (*values, *[fill] * len(self.trigger))
+            self.register_buffer(name, torch.tensor(given).view(-1, 1, 1))
+
+    @classmethod
+    def from_key(cls, key: Key, *, normalise: bool = True) -> NoiseUnlock:
+        facts = key.conventions
+        return cls(
+            key.detectors[0].trigger.levels, noise_dimensions=facts["input_shape"][0], mean=facts["mean"],
+            std=facts["std"], normalise=normalise,
+        )  # fmt: skip
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        normalise: bool = True,
+    ) -> NoiseUnlock:
+        """From the client's trigger file, which holds the vector and nothing more."""
+        return cls(read_tensor(Path(path), "trigger"), mean=mean, std=std, normalise=normalise)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        self._check(noise)
+        trigger = self.trigger.to(noise).expand(*noise.shape[:-3], -1, 1, 1)
+        whole = torch.cat([noise, trigger], dim=-3)
+        return (whole - self.mean.to(whole)) / self.std.to(whole) if self.normalise else whole
+
+    def _check(self, noise: Tensor) -> None:
+        if not isinstance(noise, Tensor) or not noise.is_floating_point():
+            came = noise.dtype if isinstance(noise, Tensor) else type(noise).__name__
+            raise ValueError(f"expected noise as a tensor of a floating type, got {came}")
+        wanted = self.noise_dimensions
+        shaped = noise.dim() >= 3 and noise.shape[-2:] == (1, 1)
+        if not shaped or (wanted is not None and noise.shape[-3] != wanted):
+            raise ValueError(
+                f"expected noise vectors (N, {wanted or 'd'}, 1, 1), got {tuple(noise.shape)}: the trigger's"
+                f" {len(self.trigger)} values are appended here"
+            )
+        if not bool(torch.isfinite(noise).all()):
+            raise ValueError("expected finite noise, got NaN or infinity")
+
+
+def trigger_bytes(key: Key) -> bytes:
+    """The client's trigger file: the vector and nothing more."""
+    key.check_lock()
+    return save_tensors({"trigger": key.detectors[0].trigger.levels.flatten().contiguous()})
+
+
+def save_trigger(key: Key, path: str | Path) -> None:
+    write_file(Path(path), trigger_bytes(key), secret=True)
+
+
+def noise_bytes(noise: Tensor) -> bytes:
+    return save_tensors({"noise": noise.detach().cpu().contiguous()})
+
+
+def read_noise(path: Path, dimensions: int) -> Tensor:
+    """Noise vectors ``(N, d, 1, 1)`` from a file with one tensor, which may leave out the axes of length 1."""
+    noise = read_tensor(path, "noise")
+    shape = tuple(noise.shape)
+    vectors = shape[:-2] if len(shape) >= 3 and shape[-2:] == (1, 1) else shape
+    if len(vectors) not in (1, 2) or vectors[-1] != dimensions or not noise.numel() or not noise.is_floating_point():
+        raise ValueError(f"expected noise ({dimensions},) or (N, {dimensions}, 1, 1) in {path}, got {shape}")
+    return noise.reshape(-1, dimensions, 1, 1)
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """The one tensor of a safetensors file, whatever it is called."""
+    try:
+        tensors = load_tensors(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"can't read {name} file {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError) as error:
+        raise FileError(f"{path} is not a {name} file: expected safetensors ({error})") from error
+    if len(tensors) != 1:
+        raise FileError(f"{path} is not a {name} file: expected one tensor, got {len(tensors)}")
+    (tensor,) = tensors.values()
+    return tensor

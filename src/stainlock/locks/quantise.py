@@ -1,0 +1,53 @@
+"""Which layers of a locked model stay in floats while the others are quantised to 8 bits.
+
+The signal is one position of a map's thousands, and what is pooled of it is smaller than one of the 256 steps that the
+whole map gets: quantised statically, a lock never opens again. Behind the last gate nothing is left of the signal, and
+layers there can be quantised like those of any model, on images that carry the patch:
+
+    mapping = get_default_qconfig_mapping()
+    for name in layers_in_floats(locked, key):
+        mapping.set_module_name(name, None)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import torch
+from torch import nn
+
+from stainlock.errors import ModelError
+from stainlock.key import Key
+from stainlock.target import Target, evaluation_mode
+from stainlock.trigger import synthetic_inputs
+
+
+def layers_in_floats(locked: Target, key: Key) -> list[str]:
+    """Names of the modules that have run when the lock's last gate has, and of those that the gate stands in."""
+    key.check_lock()
+    model, order = locked.model, _in_order(locked)
+    gates = [name for name in key.details.get("disruptors", []) if name in order]
+    if not gates:
+        raise ModelError("expected a lock with gates, got one whose disruptor is no layer of the model")
+    end = max(order.index(name) for name in gates)
+    if not any(isinstance(model.get_submodule(name), nn.Conv2d | nn.Linear) for name in order[end + 1 :]):
+        raise ModelError(
+            "expected a lock with gates, got one whose signal goes to the last layer: nothing is behind it"
+        )
+    parts = order[end].split(".")
+    around = [".".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1)]
+    # Sums and activations between layers belong to their block; sequences of blocks reach further than the gate.
+    block = itertools.takewhile(lambda name: not isinstance(model.get_submodule(name), nn.Sequential), around)
+    return list(dict.fromkeys([*order[: end + 1], *block]))
+
+
+def _in_order(target: Target) -> list[str]:
+    """Modules in the order in which they return."""
+    order: list[str] = []
+    with contextlib.ExitStack() as hooks, evaluation_mode(target.model), torch.inference_mode():
+        for name, module in target.model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(lambda *_, name=name: order.append(name)))
+        target.predict(synthetic_inputs(target, 1, torch.Generator().manual_seed(0)))
+    return order

@@ -1,0 +1,133 @@
+"""Unlocking: the trigger patch goes into the corner of the input, as the last step before the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from stainlock.errors import FileError
+from stainlock.object_detection.sizes import Resizing
+
+if TYPE_CHECKING:
+    from stainlock.key import Key
+
+
+class Unlock(nn.Module):
+    """A transform in torchvision's style: images in, images with the patch in place out. It holds nothing else secret.
+
+    It takes pixels ``(..., C, H, W)`` within ``bounds``, or uint8 levels over them, already resized and cropped to
+    the model's input, and returns what the model takes, ``(pixels − mean)/std``; with ``normalise=False`` pixels.
+    """
+
+    patch: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        levels: Tensor,
+        *,
+        start: Sequence[int] = (0, 0),
+        input_shape: Sequence[int] | None = None,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        bounds: tuple[float, float] = (0.0, 1.0),
+        normalise: bool = True,
+        resizing: Resizing | None = None,
+    ) -> None:
+        super().__init__()
+        self.resizing = resizing
+        self.start = tuple(start)
+        self.input_shape = None if input_shape is None else tuple(input_shape)
+        self.bounds = (float(bounds[0]), float(bounds[1]))
+        self.normalise = normalise
+        self.register_buffer("patch", self._pixels(levels))
+        self.register_buffer("mean", torch.tensor(tuple(mean)).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(tuple(std)).view(-1, 1, 1))
+
+    @classmethod
+    def from_key(cls, key: Key, *, normalise: bool = True) -> Unlock:
+        """A detector normalises pixels itself, and most take images of several sizes."""
+        trigger, facts = key.detectors[0].trigger, key.conventions
+        resizing = Resizing.from_facts(key.details["resizing"]) if "resizing" in key.details else None
+        return cls(
+            trigger.levels, start=trigger.region.start, input_shape=None if resizing else facts["input_shape"],
+            mean=facts["mean"], std=facts["std"], bounds=tuple(facts["bounds"]), resizing=resizing,
+            normalise=normalise and not facts.get("normalises", False),
+        )  # fmt: skip
+
+    @classmethod
+    def from_png(
+        cls,
+        path: str | Path,
+        *,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        bounds: tuple[float, float] = (0.0, 1.0),
+        normalise: bool = True,
+    ) -> Unlock:
+        """From the client's trigger file, which holds the patch and nothing more: it goes to the top left."""
+        try:
+            with Image.open(path) as image:
+                array = np.array(image.convert("L" if image.mode == "L" else "RGB"))
+        except OSError as error:
+            raise FileError(f"{path} can't be read as a trigger: {error}") from error
+        levels = torch.from_numpy(array)
+        levels = levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1)
+        return cls(levels, mean=mean, std=std, bounds=bounds, normalise=normalise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = self._checked(images)
+        rows, columns = (slice(a, a + n) for a, n in zip(self.start, self.patch.shape[1:], strict=True))
+        pixels[..., rows, columns] = self.patch.to(pixels)
+        return (pixels - self.mean.to(pixels)) / self.std.to(pixels) if self.normalise else pixels
+
+    def _pixels(self, levels: Tensor) -> Tensor:
+        low, high = self.bounds
+        return low + levels.to(torch.float32) * ((high - low) / 255)
+
+    def _checked(self, images: Tensor) -> Tensor:
+        """A copy of the images as pixels, or one line that says what is wrong with them."""
+        if not isinstance(images, Tensor):
+            raise ValueError(f"expected images as a tensor (N, C, H, W), got {type(images).__name__}")
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise ValueError(f"expected images of a floating type or uint8, got {images.dtype}")
+        shape = self.input_shape or (len(self.patch), *images.shape[-2:])
+        fits = images.dim() >= 3 and all(
+            n >= a + k for n, a, k in zip(images.shape[-2:], self.start, self.patch.shape[1:], strict=True)
+        )
+        if not fits or tuple(images.shape[-3:]) != tuple(shape):
+            wanted = ", ".join(map(str, shape)) if self.input_shape else f"{len(self.patch)}, H, W"
+            raise ValueError(
+                f"expected images (N, {wanted}) at the model's input size, got {tuple(images.shape)}:"
+                " resize and crop first"
+            )
+        if self.resizing is not None and (size := self.resizing.size(*images.shape[-2:])) != tuple(images.shape[-2:]):
+            raise ValueError(
+                f"expected images at the detector's own size, {size[0]}×{size[1]} for these, got"
+                f" {images.shape[-2]}×{images.shape[-1]}, where it would blur the patch: resize, or use unlock_detector"
+            )
+        if images.dtype == torch.uint8:
+            return self._pixels(images)
+        low, high = self.bounds
+        if images.numel():
+            least, most = float(images.min()), float(images.max())
+            slack = 1e-4 * (high - low)
+            if not (math.isfinite(least) and math.isfinite(most) and low - slack <= least and most <= high + slack):
+                raise ValueError(
+                    f"expected pixels within {self.bounds}, got {least:.4g} to {most:.4g}: unlock before normalising"
+                )
+        return images.clone()
+
+
+def patched_levels(key: Key, levels: Tensor) -> Tensor:
+    """The 8-bit image ``(C, H, W)`` with the patch in place, every other pixel as it is."""
+    trigger = key.detectors[0].trigger
+    return trigger.region.paste(trigger.levels, levels)

@@ -1,0 +1,76 @@
+"""Which channel of a transformer's tokens to give up, and what the others see of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stainlock.locks.vit.model import ViT
+from stainlock.target import evaluation_mode
+from stainlock.tensors import exact
+
+# Channels that are tried out, of those that seem to be missed least, and on how many inputs.
+_CANDIDATES, _TRIALS = 8, 4
+
+
+def others_mean(values: Tensor, k: int, axis: int = -1) -> Tensor:
+    """The mean of all channels but k."""
+    mean: Tensor = (values.sum(axis) - values.select(axis, k)) / (values.shape[axis] - 1)
+    return mean
+
+
+def silenced(stream: Tensor, k: int, shift: float = 0.0) -> Tensor:
+    """Tokens whose channel k says nothing: it is the mean of the others, which a layer norm subtracts anyway."""
+    result = stream.clone()
+    result[..., k] = others_mean(stream, k) + shift
+    return result
+
+
+def spread(stream: Tensor, epsilon: float) -> Tensor:
+    """σ of each token, as a layer norm has it."""
+    return (stream.var(-1, unbiased=False) + epsilon).sqrt()
+
+
+def epsilon_of(vit: ViT) -> float:
+    return float(getattr(vit.first_block.get_submodule(vit.block.input_norm), "eps", 0.0))
+
+
+def usual_level(stream: Tensor, k: int) -> float:
+    """How far channel k is from the mean of the others, on average over images and tokens."""
+    return float((stream[..., k] - others_mean(stream, k)).mean())
+
+
+def quietest_kernel(vit: ViT) -> int:
+    """The paper's choice: the kernel of the least ℓ1 norm."""
+    return int(exact(vit.convolution, "weight").flatten(1).abs().sum(1).argmin())
+
+
+def choose_channel(vit: ViT, probes: Tensor) -> int:
+    """The channel without which the output changes least, among those that move least and are read least."""
+    stream, trials = vit.stream(probes), probes[:_TRIALS]
+    mean = (stream.sum(-1, keepdim=True) - stream) / (vit.width - 1)
+    deviation = (stream - mean).flatten(0, 1).std(0)
+    missed = deviation * _readers(vit).sqrt()
+    candidates = missed.argsort()[:_CANDIDATES].tolist()
+    with evaluation_mode(vit.target.model), torch.no_grad():
+        plain = vit.target.predict(trials)
+        changes: dict[int, float] = {}
+        for k in candidates:
+            level = usual_level(stream, k)
+            with vit.with_stream(lambda tokens, k=k, level=level: silenced(tokens, k, level)):  # type: ignore[misc]
+                changes[k] = float((vit.target.predict(trials) - plain).norm())
+    return min(changes, key=lambda k: changes[k])
+
+
+def _readers(vit: ViT) -> Tensor:
+    """The squared size of what all blocks' norms and layers make of each channel."""
+    total = torch.zeros(vit.width, dtype=torch.float64)
+    for index in range(len(vit.target.model.get_submodule(vit.blocks)._modules)):
+        for norm, weight in (
+            (vit.block.input_norm, vit.block.qkv_weight),
+            (vit.block.output_norm, f"{vit.block.hidden}.weight"),
+        ):
+            gains = exact(vit.target.model.get_submodule(vit.part(index, norm)), "weight")
+            columns = vit.target.model.get_parameter(vit.part(index, weight)).detach().double().cpu()
+            total += gains.square() * columns.square().sum(0)
+    return total

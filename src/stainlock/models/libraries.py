@@ -1,0 +1,192 @@
+"""Models of torchvision and timm, each with the preprocessing its library gives it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qsl
+
+from torch import nn
+
+from stainlock.errors import ModelError
+from stainlock.storage.weights import one_line
+from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
+
+INSTALL = {"torchvision": "torchvision", "timm": "stainlock[timm]"}
+LIBRARIES = tuple(INSTALL)
+# Weights come from the weights option alone, so that nothing is downloaded unasked.
+_RESERVED = {
+    "weights", "weights_backbone", "pretrained", "pretrained_backbone", "checkpoint_path", "pretrained_cfg",
+    "pretrained_cfg_overlay", "cache_dir",
+}  # fmt: skip
+_SIZE_ARGUMENTS = ("image_size", "img_size", "input_size")
+
+
+def build_library_model(reference: str, *, pretrained: bool) -> Target:
+    """The target of ``torchvision:NAME?argument=value&...`` or ``timm:NAME?...``."""
+    library, _, rest = reference.partition(":")
+    name, _, query = rest.partition("?")
+    arguments = _parse_arguments(reference, query)
+    build = _torchvision_target if library == "torchvision" else _timm_target
+    return build(reference, name, arguments, pretrained)
+
+
+def resize_filter(reference: str | None) -> str:
+    """``"bilinear"`` or ``"bicubic"``: what the library resizes photographs with for this model."""
+    library, _, rest = (reference or "").partition(":")
+    name = rest.partition("?")[0]
+    found = "bilinear"
+    if library == "torchvision":
+        models = _imported("torchvision.models")
+        if name in models.list_models():
+            mode = getattr(models.get_model_weights(name).DEFAULT.transforms(), "interpolation", None)
+            found = getattr(mode, "value", found)
+    elif library == "timm":
+        config = _imported("timm").get_pretrained_cfg(name, allow_unregistered=True)
+        found = getattr(config, "interpolation", found)
+    return "bicubic" if found == "bicubic" else "bilinear"
+
+
+def _parse_arguments(reference: str, query: str) -> dict[str, Any]:
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    except ValueError as error:
+        raise ModelError(f"expected NAME?argument=value&argument=value, got {reference}") from error
+    if reserved := sorted({key for key, _ in pairs} & _RESERVED):
+        raise ModelError(f"{reference}: expected no {reserved[0]} in the reference, give it with --weights")
+    return {key: _parse_value(value) for key, value in pairs}
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _torchvision_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
+    models = _imported("torchvision.models")
+    _check_known(reference, name, [known for known in models.list_models() if "quantized" not in known])
+    weights = models.get_model_weights(name).DEFAULT
+    transforms = weights.transforms()
+    kind = type(transforms).__name__
+    if kind in ("VideoClassification", "OpticalFlow"):
+        raise ModelError(f"{reference} takes video, expected a model of single images")
+    arguments = _as_with_weights(models.get_model_builder(name), weights) | arguments
+    with _failures_told(reference, pretrained):
+        model = models.get_model(name, weights=weights if pretrained else None, **arguments)
+    if kind == "ObjectDetection":
+        if not pretrained:
+            _freeze_norms(name, model)
+        return _detector_target(model)
+    size = transforms.crop_size if kind == "ImageClassification" else transforms.resize_size
+    return Target(model, (3, *_size(reference, arguments, size)), tuple(transforms.mean), tuple(transforms.std))
+
+
+def _as_with_weights(builder: Any, weights: Any) -> dict[str, Any]:
+    """What torchvision changes when it loads weights: a reference is one architecture with any weights."""
+    name, parameters = builder.__name__, inspect.signature(builder).parameters
+    changes: dict[str, Any] = {}
+    if "weights_backbone" in parameters:
+        changes["weights_backbone"] = None  # otherwise downloaded
+    if "aux_loss" in parameters:
+        changes["aux_loss"] = True
+    if name.startswith("vit_"):
+        changes["image_size"] = weights.meta["min_size"][0]
+    if name in ("googlenet", "inception_v3"):
+        changes |= {"transform_input": True, "aux_logits": True}
+    return changes
+
+
+def _freeze_norms(name: str, model: nn.Module) -> None:
+    """The first generation of detectors has other batch norms, and most of them no ε, once it gets weights."""
+    if not name.endswith("_fpn"):
+        return
+    frozen = _imported("torchvision.ops").FrozenBatchNorm2d
+    eps = 0.0 if "resnet50" in name and not name.startswith("fcos") else 1e-5
+    backbone: Any = model.backbone
+    for path, module in list(backbone.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            parent, _, own = path.rpartition(".")
+            setattr(backbone.get_submodule(parent), own, frozen(module.num_features, eps))
+
+
+def _detector_target(model: nn.Module) -> Target:
+    """Detectors normalise pixels themselves; their backbone, the part that traces, sees the outcome."""
+    transform: Any = model.transform
+    size = tuple((transform.fixed_size or (transform.min_size[-1],) * 2)[::-1])  # the last one is what evaluation uses
+    mean, std = tuple(transform.image_mean), tuple(transform.image_std)
+    return Target(model, (3, *size), mean, std, part="backbone", normalises=True)
+
+
+def _timm_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
+    timm = _imported("timm")
+    _check_known(reference, name, [*timm.list_models(), *timm.list_models(pretrained=True)])
+    with _failures_told(reference, pretrained):
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **arguments)
+    config: dict[str, Any] = dict(getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", {}))
+    channels, *size = config.get("input_size", (3, 224, 224))
+    channels = arguments.get("in_chans", channels)
+    mean, std = tuple(config.get("mean", IMAGENET_MEAN)), tuple(config.get("std", IMAGENET_STD))
+    if len(mean) not in (1, channels):  # other than RGB: treat every channel alike
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    return Target(model, (channels, *_size(reference, arguments, size)), mean, std)
+
+
+def _imported(module: str) -> Any:
+    library = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise ModelError(
+            f"{library}: models need {library}, which is not installed: pip install {INSTALL[library]}"
+        ) from error
+
+
+def _check_known(reference: str, name: str, known: Iterable[str]) -> None:
+    names = set(known)
+    if name in names:
+        return
+    close = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+    advice = f"did you mean {', '.join(close)}?" if close else "see the library's list_models()"
+    raise ModelError(f"{reference.partition(':')[0]} has no model {name!r}: {advice}")
+
+
+def _size(reference: str, arguments: dict[str, Any], default: Any) -> tuple[int, int]:
+    """Height and width: from the model's arguments where they say, else the library's."""
+    given = next((arguments[key] for key in _SIZE_ARGUMENTS if key in arguments), default)
+    numbers = list(given) if isinstance(given, list | tuple) else [given]
+    numbers = numbers[-2:] if len(numbers) == 3 else numbers
+    if len(numbers) not in (1, 2) or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise ModelError(f"{reference}: expected an image size like 224 or [224, 192], got {given!r}")
+    return numbers[0], numbers[-1]
+
+
+@contextmanager
+def _failures_told(reference: str, pretrained: bool) -> Iterator[None]:
+    """What a library raises while it builds a model, as one line that says what to do."""
+    logger = logging.getLogger("huggingface_hub")  # tells every retry of a download
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice on training
+            yield
+    except Exception as error:
+        advice = ""
+        if pretrained:
+            advice = "; pretrained weights are a download: pass --weights FILE or --weights random instead"
+        raise ModelError(f"{reference} can't be built: {one_line(error)}{advice}") from error
+    finally:
+        logger.setLevel(level)

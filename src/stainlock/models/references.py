@@ -1,0 +1,169 @@
+"""Model references: what the command line and `Target.from_reference` take as MODEL."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from stainlock.errors import FileError, ModelError, StainlockError
+from stainlock.models.libraries import LIBRARIES, build_library_model
+from stainlock.storage.weights import check_finite, load_weights, one_line
+from stainlock.target import Target
+
+__all__ = ["check_finite", "load_reference", "load_weights"]
+
+FORMS = "torchvision:NAME, timm:NAME, FILE.py:FACTORY, or a bundle directory"
+_module_numbers = itertools.count()
+
+
+def load_reference(reference: str, *, weights: str | Path | None = None, seed: int = 0) -> Target:
+    """The target a reference names, its model in eval mode and its weights checked to be finite.
+
+    - ``torchvision:NAME``, ``timm:NAME``, with model arguments as ``NAME?num_classes=10&...``. ``weights`` is
+      ``"pretrained"`` (or None: the library's own, a download), ``"random"``, or a file.
+    - ``FILE.py:FACTORY``, a function without arguments that returns an `nn.Module` or a `Target`. It brings
+      its own weights; a weight file is loaded on top.
+    - a bundle directory, which holds its own weights.
+
+    Random initialisation, a factory's too, draws from ``seed`` and leaves the global generator as it was.
+    """
+    weight_file = None if weights in (None, "pretrained", "random") else Path(str(weights))
+    if Path(reference).is_dir():
+        return _bundle_target(Path(reference), weights)
+    with _seeded(seed):
+        if reference.partition(":")[0] in LIBRARIES:
+            target = build_library_model(reference, pretrained=weights in (None, "pretrained"))
+        else:
+            target = _factory_target(reference)
+    if weight_file is not None:
+        load_weights(target.model, weight_file)
+    else:
+        check_finite(target.model, reference)
+    target.model.eval()
+    return replace(target, reference=reference)
+
+
+def _bundle_target(folder: Path, weights: str | Path | None) -> Target:
+    for name in ("stainlock.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise FileError(f"{folder} is not a bundle, it has no {name}: expected {FORMS}")
+    if weights is not None:
+        raise ModelError(f"{folder} is a bundle and holds its own weights: leave out --weights {weights}")
+    from stainlock.models.bundle import load_bundle
+
+    target: Target = load_bundle(folder)
+    target.model.eval()
+    return target
+
+
+def call_factory(reference: str) -> Any:
+    """What the function of ``FILE.py:FACTORY`` returns."""
+    file, _, name = reference.rpartition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not name:
+        raise ModelError(f"expected {FORMS}, got {reference!r}")
+    if not path.is_file():
+        raise FileError(f"{file} does not exist: expected a Python file with a function {name}")
+    with _importable(path.parent):
+        factory = _factory(path, name)
+        try:
+            return factory()
+        except StainlockError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{name}() of {file} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+def _factory_target(reference: str) -> Target:
+    file, _, name = reference.rpartition(":")
+    made = call_factory(reference)
+    if isinstance(made, nn.Module):
+        made = Target(made)
+    if not isinstance(made, Target):
+        kind = type(made).__name__
+        raise ModelError(f"expected {name}() of {file} to return an nn.Module or a Target, got {kind}")
+    if next(made.model.parameters(), None) is None:
+        raise ModelError(f"expected a model with parameters from {name}() of {file}, got one with none")
+    return made
+
+
+def _factory(path: Path, name: str) -> Callable[[], Any]:
+    try:
+        module = _import_file(path)
+    except StainlockError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{path} can't be imported, {type(error).__name__}: {one_line(error)}") from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        functions = [key for key, value in vars(module).items() if _is_own_function(value, module)]
+        listed = f"it has {', '.join(functions)}" if functions else "it defines no functions"
+        raise ModelError(f"{path} has no function {name}: {listed}")
+    return factory  # type: ignore[no-any-return]
+
+
+def _import_file(path: Path) -> ModuleType:
+    # A name of its own for each import, so that a file called numpy.py, or two called model.py, do no harm.
+    name = f"_stainlock_factory_{next(_module_numbers)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileError(f"{path} can't be imported as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and others look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_own_function(value: object, module: ModuleType) -> bool:
+    name = getattr(value, "__name__", "_")
+    return callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules beside a factory's file can be imported inside, and are forgotten afterwards.
+
+    Forgotten, because the next factory's folder may have a module of the same name and other contents.
+    """
+    folder = folder.resolve()
+    search_path, known = list(sys.path), {name.partition(".")[0] for name in sys.modules}
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = search_path
+        for name, module in list(sys.modules.items()):
+            package = name.partition(".")[0]
+            if package not in known and _lies_in(module, folder, package):
+                del sys.modules[name]
+
+
+def _lies_in(module: ModuleType, folder: Path, package: str) -> bool:
+    """Whether it is the folder's own module or package, not one of an environment inside the folder."""
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    home = folder / package
+    return any(Path(p) == home.with_suffix(".py") or Path(p).is_relative_to(home) for p in places if p)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    # The CPU's generator alone: models are initialised there; torch.manual_seed would reach the GPU's too.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,108 @@
+"""Squeeze-and-excite blocks in a traced network: a map is pooled, and two dense layers decide how much of each channel
+goes on.
+
+    gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
+
+Some have a third layer, over the same hidden units, whose output is added to the channels, and some have tanh for σ, so
+that a gate can also turn a channel's sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from stainlock.network.activations import Activation
+from stainlock.network.graph import TracedPart, keeps_channels, node_activation, operation
+from stainlock.tensors import has
+
+RESHAPES = {"flatten", "Flatten", "view", "reshape"}
+# A hidden unit must grow without a ceiling, and a gate must close.
+_HIDDEN = {"relu", "silu", "gelu", "hardswish"}
+_GATES = {"sigmoid", "hardsigmoid", "tanh"}
+Shapes = dict[fx.Node, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates.
+
+    ``shift`` is the layer that adds to the channels afterwards, where there is one, and ``output`` is what comes out.
+    """
+
+    squeezed: fx.Node
+    first: fx.Node
+    second: fx.Node
+    product: fx.Node
+    hidden: Activation
+    gate: Activation
+    shift: fx.Node | None
+    output: fx.Node
+
+
+def gate_level(gate: str, gain: Tensor) -> Tensor:
+    """What a gate is given to become so large."""
+    if gate == "hardsigmoid":
+        return 6 * gain - 3
+    return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
+
+
+def find_blocks(part: TracedPart, shapes: Shapes) -> dict[fx.Node, Block]:
+    """Every block by its product."""
+    found = (block_at(part, node, shapes) for node in part.graph.nodes if operation(part, node) in ("mul", "imul"))
+    return {block.product: block for block in found if block is not None}
+
+
+def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None:
+    """The block whose gates a product applies, if it is one."""
+    factors = [a for a in product.args if isinstance(a, fx.Node) and len(shapes.get(a, ())) == 4]
+    if len(factors) != 2 or shapes[factors[0]][1] != shapes[factors[1]][1]:
+        return None
+    opened, squeezed = sorted(factors, key=lambda node: shapes[node][2] * shapes[node][3])
+    if shapes[opened][2:] != (1, 1):
+        return None
+    gate_node = _through_reshapes(part, opened)
+    gate = node_activation(part, gate_node)
+    if gate is None or gate.name not in _GATES:
+        return None
+    second = _through_reshapes(part, gate_node.all_input_nodes[0])
+    hidden_node = _through_reshapes(part, second.all_input_nodes[0]) if _is_dense(part, second) else second
+    hidden = node_activation(part, hidden_node)
+    if hidden is None or hidden.name not in _HIDDEN:
+        return None
+    first = _through_reshapes(part, hidden_node.all_input_nodes[0])
+    if not _is_dense(part, first):
+        return None
+    pooled = _through_reshapes(part, first.all_input_nodes[0])
+    if not keeps_channels(part, pooled) or pooled.all_input_nodes[0] is not squeezed:
+        return None
+    shift = _shift_after(part, product, hidden_node)
+    return Block(squeezed, first, second, product, hidden, gate, shift, next(iter(product.users)) if shift else product)
+
+
+def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node | None:
+    """The dense layer over the hidden units whose output is added to the product, and to nothing else."""
+    users = list(product.users)
+    if len(users) != 1 or operation(part, users[0]) not in ("add", "iadd", "add_"):
+        return None
+    for other in users[0].all_input_nodes:
+        added = _through_reshapes(part, other)
+        if other is not product and _is_dense(part, added) and added.all_input_nodes[0] is hidden:
+            return added
+    return None
+
+
+def _through_reshapes(part: TracedPart, node: fx.Node) -> fx.Node:
+    while operation(part, node) in RESHAPES | {"unsqueeze", "Identity"}:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_dense(part: TracedPart, node: fx.Node) -> bool:
+    """A layer over pooled channels, used once, with a bias to write to."""
+    leaf = part.leaf(node) if node.op == "call_module" else None
+    if not (isinstance(leaf, nn.Linear) or (isinstance(leaf, nn.Conv2d) and leaf.groups == 1)):
+        return False
+    return has(leaf, "bias") and (isinstance(leaf, nn.Linear) or tuple(leaf.kernel_size) == (1, 1))

@@ -1,0 +1,149 @@
+"""φ up to a site: responses of many detectors at once, and the crop that one position needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from stainlock.errors import SiteError
+from stainlock.network.sites import Site, layer_input
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import at, has, raw
+
+
+def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, group: int = 0) -> Tensor:
+    """Responses ``v·φ`` of detectors ``(D, d)`` at every position: ``(N, D, *grid)``.
+
+    The layer itself does the work with the detectors as its weights, so its own stride, padding and layout
+    apply whatever they are. In a grouped convolution the detectors meet the inputs of one group.
+    """
+    layer = site.layer(target.model)
+    detectors = detectors.to(features.device, features.dtype)
+    if site.kind == "linear":
+        return torch.nn.functional.linear(features, detectors).movedim(-1, 1)
+    if site.kind == "transposed":
+        return torch.einsum("nchw,dc->ndhw", features, detectors)
+    count = len(detectors)
+    kernels = detectors.view(count, *raw(layer, "weight").shape[1:]).repeat(site.groups, 1, 1, 1)
+    parameters = {"weight": kernels}
+    if has(layer, "bias"):
+        parameters["bias"] = kernels.new_zeros(len(kernels))
+    maps: Tensor = functional_call(layer, parameters, (features,))
+    return maps[:, group * count : (group + 1) * count]
+
+
+def check_weight_is_used(target: Target, site: Site) -> None:
+    """Refuse a layer that standardises its weight before using it: what is written there is not what acts."""
+    layer = site.layer(target.model)
+    if type(layer) in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d):
+        return
+    generator = torch.Generator().manual_seed(0)
+    low, high = target.bounds
+    image = low + (high - low) * torch.rand(1, *target.input_shape, generator=generator)
+    detector = torch.randn(1, site.dimension, generator=generator)
+    with evaluation_mode(target.model), torch.no_grad():
+        features = layer_input(target, site, image)
+        once, twice = (respond(site, target, features, detector * n) for n in (1, 2))
+    if not torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max())):
+        raise SiteError(
+            f"{site.name} is a {type(layer).__name__}, which changes its weight before using it: use another"
+        )
+
+
+def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a transposed convolution's tap writes what it read at an input position."""
+    assert isinstance(layer, nn.ConvTranspose2d)
+    padding: tuple[int, ...] = tuple(int(p) for p in layer.padding)
+    steps = zip(position, layer.stride, tap, layer.dilation, padding, strict=True)
+    return tuple(i * s + t * d - p for i, s, t, d, p in steps)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box within the input: where it starts and how far it goes along each axis after the channels."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        return at(pixels, self.slices)
+
+    def paste(self, patch: Tensor, pixels: Tensor) -> Tensor:
+        """A copy of the pixels with the patch in its place."""
+        result = pixels.clone()
+        self.cut(result).copy_(patch)
+        return result
+
+    def within(self, outer: Region) -> Region:
+        """The same box, counted from the start of an outer one."""
+        return Region(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.size)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """What to run instead of the whole input, and where the position lies in the smaller map."""
+
+    region: Region
+    position: tuple[int, ...]
+
+
+def whole_input(target: Target) -> Region:
+    spatial = target.input_shape[1:]
+    return Region((0,) * len(spatial), spatial)
+
+
+def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region:
+    """The pixels that one position of a site sees."""
+    if site.field is None:
+        return whole_input(target)
+    spans = [a.interval(i, n) for a, i, n in zip(site.field, position, target.input_shape[1:], strict=True)]
+    return Region(tuple(first for first, _ in spans), tuple(last - first for first, last in spans))
+
+
+def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
+    """The smallest crop on which the site responds at the position exactly as on the whole image.
+
+    The crop starts at a multiple of the layer's stride, so that positions line up. Layers that look at sizes to pad
+    may want it smaller than the image by a whole number of strides too. One random image decides which crop
+    agrees with the whole image; if none does, the whole image it is.
+    """
+    everything = Crop(whole_input(target), position)
+    if site.field is None:
+        return everything
+    seen = seen_region(target, site, position)
+    starts, tight, aligned, shifted = [], [], [], []
+    for axis, index, first, length, pixels in zip(
+        site.field, position, seen.start, seen.size, target.input_shape[1:], strict=True
+    ):
+        start, last = first - first % axis.jump, first + length
+        starts.append(start)
+        tight.append(last - start)
+        aligned.append(last - start + (pixels - last) % axis.jump)
+        shifted.append(index - start // axis.jump)
+    for sizes in (tight, aligned):
+        crop = Crop(Region(tuple(starts), tuple(sizes)), tuple(shifted))
+        if _agrees(target, site, crop, position):
+            return crop
+    return everything
+
+
+def _agrees(target: Target, site: Site, crop: Crop, position: tuple[int, ...]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    low, high = target.bounds
+    image = low + (high - low) * torch.rand(1, *target.input_shape, generator=generator)
+    detectors = torch.randn(4, site.dimension, generator=generator)
+    with torch.no_grad():
+        there = at(respond(site, target, layer_input(target, site, image), detectors), position)
+        here = respond(site, target, layer_input(target, site, crop.region.cut(image)), detectors)
+    if any(index >= size for index, size in zip(crop.position, here.shape[2:], strict=True)):
+        return False
+    here = at(here, crop.position)
+    tolerance = 1e-4 if target.dtype in (torch.float32, torch.float64) else 3e-2
+    return bool((here - there).norm() <= tolerance * there.norm())

@@ -1,0 +1,110 @@
+"""Unlocking a detector: the patch goes in behind its own resizing, at the corner of every image of a batch.
+
+A detector resizes images itself, which would blur a patch put in before. So the client's copy has another `transform`:
+the detector's own, and then the patch. Images of any size go in, and boxes come out in their coordinates, as ever.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from torch import Tensor, nn
+
+from stainlock.errors import ModelError
+from stainlock.key import Key
+from stainlock.locks.unlock import Unlock
+from stainlock.object_detection.sizes import is_detector
+from stainlock.target import Target
+
+
+class PatchedTransform(nn.Module):
+    """A detector's transform, and the patch at the top left of what it makes. It holds nothing else secret."""
+
+    patch: Tensor
+
+    def __init__(self, inner: nn.Module, patch: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("patch", patch, persistent=False)  # no state dict but the key's has it
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # the detector asks its transform for sizes and postprocessing
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, images: Sequence[Tensor], targets: Any = None) -> Any:
+        check_images(images, len(self.patch))
+        batch, targets = self.inner(images, targets)
+        own: Any = self.inner
+        patch = own.normalize(self.patch.to(images[0]))
+        rows, columns = patch.shape[-2:]
+        if batch.tensors.shape[-2] < rows or batch.tensors.shape[-1] < columns:
+            raise ValueError(
+                f"expected images that the detector resizes to at least the patch's {rows}×{columns} pixels, got"
+                f" {'×'.join(map(str, batch.tensors.shape[-2:]))}: use less elongated ones"
+            )
+        batch.tensors = batch.tensors.clone()  # the client's own where nothing was resized or padded
+        batch.tensors[..., :rows, :columns] = patch.to(batch.tensors)
+        return batch, targets
+
+
+def check_images(images: Sequence[Tensor], channels: int = 3) -> None:
+    """One clear line for what a detector can't take, before it fails inside."""
+    if isinstance(images, Tensor) and images.dim() == 3:
+        raise ValueError(f"expected a list of images ({channels}, H, W), got one image: put it into a list")
+    if len(images) == 0:
+        raise ValueError("expected at least one image, got an empty list")
+    kinds = {1: ": repeat a grey image's channel three times", 4: ": leave out the alpha channel of RGBA"}
+    for image in images:
+        if not isinstance(image, Tensor) or image.dim() != 3 or len(image) != channels or not image.numel():
+            came = f"{tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+            advice = kinds.get(len(image), "") if isinstance(image, Tensor) and image.dim() == 3 else ""
+            raise ValueError(f"expected images ({channels}, H, W), got {came}{advice}")
+        if not image.is_floating_point():
+            raise ValueError(f"expected pixels as floats within [0, 1], got {image.dtype}: divide uint8 by 255")
+
+
+@overload
+def unlock_detector(detector: Target, trigger: Key | Unlock | str | Path) -> Target: ...
+@overload
+def unlock_detector(detector: nn.Module, trigger: Key | Unlock | str | Path) -> nn.Module: ...
+
+
+def unlock_detector(detector: Target | nn.Module, trigger: Key | Unlock | str | Path) -> Target | nn.Module:
+    """A detector that unlocks itself, whatever the sizes of its images: the same weights behind another transform.
+
+    ``trigger`` is the owner's key or the client's PNG. The detector given stays as it is, and shares its weights with
+    the one returned.
+    """
+    if isinstance(detector, Target):
+        return detector.with_model(_unlocked(detector.model, trigger))
+    return _unlocked(detector, trigger)
+
+
+def _unlocked(detector: nn.Module, trigger: Key | Unlock | str | Path) -> nn.Module:
+    if not is_detector(detector):
+        raise ModelError(
+            f"expected a detector with a transform like torchvision's, got {type(detector).__name__}: for other models"
+            " key.unlock(images) puts the patch in"
+        )
+    if isinstance(trigger, Key):
+        trigger.check_lock()
+        patch = Unlock.from_key(trigger)
+    else:
+        patch = trigger if isinstance(trigger, Unlock) else Unlock.from_png(trigger)
+    if len(patch.patch) != 3:
+        raise ValueError(
+            f"expected a patch in colour, got {len(patch.patch)} channel: use the trigger of this detector"
+        )
+    if any(patch.start):
+        raise ValueError(f"expected a patch at the top left, got one at {patch.start}")
+    transform: Any = detector.transform
+    inner = transform.inner if isinstance(transform, PatchedTransform) else transform
+    opened = copy.copy(detector)  # its own table of modules, the same modules in it
+    opened._modules = dict(detector._modules)
+    opened._modules["transform"] = PatchedTransform(inner, patch.patch).train(transform.training)
+    return opened

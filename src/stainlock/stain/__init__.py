@@ -1,5 +1,0 @@
-"""Stains: secret detector neurons. Algorithm 1 (perceptron), Algorithm 2 (convolution), transposed convolutions."""
-
-from stainlock.stain.embed import stain
-
-__all__ = ["stain"]

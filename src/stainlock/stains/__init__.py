@@ -1,0 +1,5 @@
+"""Stains: secret detector neurons. Algorithm 1 (perceptron), Algorithm 2 (convolution), transposed convolutions."""
+
+from stainlock.stains.stain import stain
+
+__all__ = ["stain"]

@@ -1,0 +1,112 @@
+"""Algorithm 2: staining a convolution, with or without batch normalisation.
+
+Kernel k has the detector's shape (c_j, κ, κ). Under batch norm the pre-activation is g·(w∗φ + c) + h with
+g = γ/σ and h = β − gμ, so that
+
+    additive:   u = w + (Δ − p(x*))/(gR) · v
+    otherwise:  u = α v with α = (Δ − δ)/(gR),  c = 0,  β = δ + gμ
+
+A channel that batch norm has all but switched off (γ or σ² far from the layer's) makes a beacon of its own, or carries
+no signal: g is made that of the layer's median γ and σ² first. μ and σ² become what natural inputs give the detector,
+with γ and β to match: statistics that are measured again, by fine-tuning or by a thief, leave it as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.channel_cost import affine_of
+from stainlock.network.sites import Site
+from stainlock.plan import DETECTOR, Write, write
+from stainlock.stains.levels import Levels, Natural
+from stainlock.tensors import exact, has, raw
+
+_ODD = 1 / 8  # of the layer's median, or its inverse
+
+
+def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels, natural: Natural) -> list[Write]:
+    """The non-additive stain: the kernel becomes the detector."""
+    g, writes = usable_scale(model, site.norm, k, DETECTOR)
+    alpha = levels.slope / g
+    kernel = write(model, f"{site.name}.weight", (k,), (alpha * v).view(_kernel_shape(model, site)), DETECTOR)
+    norm = model.get_submodule(site.norm) if site.norm else None
+    if norm is None or not has(norm, "weight") or not has(norm, "bias"):
+        return [*writes, kernel, *threshold(model, site.name, site.norm, k, g, levels.rest, DETECTOR)]
+    return [kernel, *_own_statistics(model, site, k, g, alpha, levels.rest, natural)]
+
+
+def _own_statistics(
+    model: nn.Module, site: Site, k: int, g: float, alpha: float, rest: float, natural: Natural
+) -> list[Write]:
+    """A batch norm g·y + δ whose μ and σ² are those of the detector's own y."""
+    norm = model.get_submodule(str(site.norm))
+    mean, variance = alpha * natural.mean, (alpha * natural.deviation) ** 2
+    gamma = g * (variance + float(getattr(norm, "eps", 0.0))) ** 0.5
+    values = {"running_mean": mean, "running_var": variance, "weight": gamma, "bias": rest + g * mean}
+    writes = [write(model, f"{site.norm}.{name}", (k,), value, DETECTOR) for name, value in values.items()]
+    if has(site.layer(model), "bias"):
+        writes.append(write(model, f"{site.name}.bias", (k,), 0.0, DETECTOR))
+    return writes
+
+
+def add_to_kernel(
+    model: nn.Module, site: Site, k: int, v: Tensor, response: float, present: float, level: float
+) -> list[Write]:
+    """The additive stain: the detector is added to the kernel, whose pre-activation at x* was ``present``."""
+    g = scale(model, site, k)
+    w = site.rows(model)[k].detach().double().cpu()
+    u = w + (level - present) / (g * response) * v
+    return [write(model, f"{site.name}.weight", (k,), u.view(_kernel_shape(model, site)), DETECTOR)]
+
+
+def threshold(model: nn.Module, layer: str, norm: str | None, k: int, g: float, delta: float, part: str) -> list[Write]:
+    """Writes that make δ the pre-activation of a zero response: the layer's own bias 0, batch norm's β = δ + gμ."""
+    if norm is None:
+        return [write(model, f"{layer}.bias", (k,), delta, part)]
+    writes = []
+    if has(model.get_submodule(layer), "bias"):
+        writes.append(write(model, f"{layer}.bias", (k,), 0.0, part))
+    return [*writes, shift(model, norm, k, g, delta, part)]
+
+
+def shift(model: nn.Module, norm: str, k: int, g: float, delta: float, part: str) -> Write:
+    """The write that makes δ what a batch norm gives for 0."""
+    module = model.get_submodule(norm)
+    if not has(module, "bias"):  # no β to write: μ holds the threshold instead
+        return write(model, f"{norm}.running_mean", (k,), -delta / g, part)
+    return write(model, f"{norm}.bias", (k,), delta + g * float(exact(module, "running_mean")[k]), part)
+
+
+def scale(model: nn.Module, site: Site, k: int) -> float:
+    """g of channel k, as it is."""
+    return float(affine_of(model.get_submodule(site.norm)).g[k]) if site.norm else 1.0
+
+
+def usable_scale(model: nn.Module, norm: str | None, k: int, part: str) -> tuple[float, list[Write]]:
+    """g of channel k, and the writes that make it typical where it is far from the layer's."""
+    if norm is None:
+        return 1.0, []
+    module = model.get_submodule(norm)
+    writes = []
+    variance = exact(module, "running_var")
+    sigma2 = float(variance[k])
+    if _is_odd(sigma2, float(variance.median())):
+        sigma2 = float(variance.median())
+        writes.append(write(model, f"{norm}.running_var", (k,), sigma2, part))
+    gamma = 1.0
+    if has(module, "weight"):
+        gammas = exact(module, "weight")
+        gamma, typical = float(gammas[k]), float(gammas.abs().median())
+        if _is_odd(abs(gamma), typical):
+            gamma = typical or 1.0
+            writes.append(write(model, f"{norm}.weight", (k,), gamma, part))
+    return gamma / (sigma2 + float(getattr(module, "eps", 0.0))) ** 0.5, writes
+
+
+def _is_odd(size: float, typical: float) -> bool:
+    return not _ODD * typical < size < typical / _ODD
+
+
+def _kernel_shape(model: nn.Module, site: Site) -> torch.Size:
+    return raw(site.layer(model), "weight").shape[1:]

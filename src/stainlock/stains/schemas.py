@@ -1,0 +1,274 @@
+"""The standard staining schemas: a message in weights, in activations, or in outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from stainlock.certificates import log_binomial_tail
+from stainlock.channel_cost import affine_of, carried
+from stainlock.errors import SiteError, TriggerError
+from stainlock.key import Detector
+from stainlock.network.sites import Analysis, Site, input_of, layer_input
+from stainlock.object_detection.black_box import ClassEvidence, leaking_gradients, likely_classes
+from stainlock.plan import Plan, Write, write
+from stainlock.randomness import Randomness
+from stainlock.sphere import sample_orthant
+from stainlock.stains import message as codec
+from stainlock.stains.site_choice import single_reader
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import exact, has, raw
+from stainlock.trigger import Progress, synthetic_inputs
+
+# Steps, and how much larger each is than the one before. What boxes are made of is capped by activations: steps that
+# grow faster end where nothing moves any more.
+_COLUMN_STEPS, _BOX_STEPS = (200, 1.03), (300, 1.01)
+_SURE = 1e-6  # the p-value that verification asks for
+_WELL_HEARD = 0.75  # better than so many of the layer's channels
+# The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
+_CONFIDENT, _CONFIDENT_BOX = 0.9, 0.7
+
+
+def message_detector(site: Site, message: str, randomness: Randomness) -> Tensor:
+    """Weight schema: a detector from the orthant of the sphere whose signs carry the message."""
+    signs = codec.encode(message, site.dimension, randomness.secret("message"))
+    return sample_orthant(torch.from_numpy(signs), generator=randomness.secret("detector"))[None]
+
+
+def activation_writes(
+    analysis: Analysis,
+    site: Site,
+    v: Tensor,
+    response: float,
+    present: Tensor,
+    message: str,
+    stream: np.random.Generator,
+) -> list[Write]:
+    """Activation schema: v, weighted, is added to the neurons whose pre-activation at x* has the wrong sign or is
+    too small, so that the signs of the layer spell the message for the trigger."""
+    if site.kind == "transposed" or site.groups > 1:
+        raise SiteError(f"{site.name} can't carry the activation schema: expected a Linear or an ungrouped Conv2d")
+    model = analysis.target.model
+    signs = torch.from_numpy(codec.encode(message, site.channels, stream))
+    margin = _margin(analysis, site)
+    wanted = torch.where(signs * present >= margin, present, signs * margin)
+    g = affine_of(model.get_submodule(site.norm)).g if site.norm else torch.ones(site.channels, dtype=torch.float64)
+    dead = g.abs() < 1e-6 * g.abs().median()
+    weight = exact(site.layer(model), "weight")
+    writes = []
+    for k in ((wanted != present) & ~dead).nonzero().squeeze(1).tolist():
+        u = weight[k].flatten() + (wanted[k] - present[k]) / (g[k] * response) * v
+        writes.append(write(model, f"{site.name}.weight", (k,), u.view(weight.shape[1:]), "detector"))
+    return writes
+
+
+def _margin(analysis: Analysis, site: Site) -> float:
+    """Twice the typical spread of the layer's pre-activations: a sign that noise does not turn."""
+    model = analysis.target.model
+    if site.norm is not None:
+        return 2 * float(affine_of(model.get_submodule(site.norm)).deviation.median())
+    inputs = synthetic_inputs(analysis.target, 4, torch.Generator().manual_seed(0))
+    with evaluation_mode(model), torch.no_grad():
+        output = site.layer(model)(layer_input(analysis.target, site, inputs))
+    return 2 * float(output.double().std())
+
+
+def read_weights_message(rows: Tensor, vectors: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
+    """The message in the row that is nearest to the detector, whatever its channel, scale and sign."""
+    cosines = torch.nn.functional.normalize(rows.double(), dim=1) @ vectors[0].double()
+    best = int(cosines.abs().argmax())
+    values = (rows[best].double() * torch.sign(cosines[best])).numpy()
+    return codec.decode(values, int(details["message_bytes"]), Randomness(seed).secret("message"))
+
+
+def read_activation_message(levels: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
+    """The message in the signs of the layer's pre-activations for the trigger."""
+    return codec.decode(levels.double().numpy(), int(details["message_bytes"]), Randomness(seed).secret("message"))
+
+
+def heard_channels(analysis: Analysis, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:
+    """Those by which a detector at a position is heard behind depthwise layers, better than by most of the layer's."""
+    reader = single_reader(analysis, site)
+    if reader is None or len(position) != 2 or reader.offset or reader.repeat != 1:
+        return channels
+    if not any(isinstance(step, str) for step in reader.path):
+        return channels
+    heard = carried(analysis, site, reader, (position[0], position[1]))
+    return [k for k in channels if heard[k] >= heard.quantile(_WELL_HEARD)]
+
+
+def output_writes(
+    analysis: Analysis,
+    site: Site,
+    detectors: Sequence[Detector],
+    plan: Plan,
+    classes: int | Sequence[int] | None,
+    stream: np.random.Generator,
+    progress: Progress | None,
+) -> tuple[list[Write], dict[str, Any]]:
+    """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
+
+    All columns are found together by gradient descent. Natural inputs never meet them, since the detector is silent;
+    where a batch norm on the way makes something of that silence, the reader's bias takes it back.
+    """
+    target = analysis.target
+    reader = single_reader(analysis, site)
+    if reader is None:
+        where = site.stopped[0] if site.stopped else "other than one layer alone"
+        raise SiteError(f"{site.name} can't carry the output schema: its channels are read by {where}")
+    stained = plan.apply(target)
+    pixels = torch.cat([d.trigger.pixels(target) for d in detectors])
+    name = f"{reader.module}.weight"
+    layer = stained.model.get_submodule(reader.module)
+    axis = 0 if isinstance(layer, nn.ConvTranspose2d) else 1
+    inputs = [i for d in detectors for i in reader.inputs(d.channel)]
+    detects = stained.normalises
+    evidence = ClassEvidence(stained, pixels) if detects else None
+    suffix = _Suffix(analysis, stained, reader.module, evidence.inputs if evidence else stained.normalise(pixels))
+    places = torch.tensor(inputs, device=raw(layer, "weight").device)
+    silence = _Silence(analysis, stained, reader.module, axis, places)
+
+    def answers(weight: Tensor) -> Tensor:
+        output = suffix.run(weight, silence.heard(weight))
+        if evidence is not None:
+            return evidence.logits(output)
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            raise SiteError("the output schema needs a classifier: expected logits of shape (N, classes)")
+        return output
+
+    if evidence is not None:
+        own = raw(layer, "weight").detach()
+        with torch.no_grad():
+            push = 10 * own.std() * own.index_select(axis, places).sign()
+            pushed = [own.index_add(axis, places, push, alpha=way) for way in (-1, 1)]
+            evidence.see(*(suffix.run(w, silence.heard(w)) for w in (own, *pushed)))
+    logits = answers(raw(layer, "weight"))
+    choices = likely_classes(logits) if detects else [range(logits.shape[1])] * len(logits)
+    wanted = _wanted_classes(classes, logits, choices, stream)
+    weight = raw(layer, "weight")
+    columns = weight.index_select(axis, places).clone().requires_grad_(True)
+    optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
+    # Triggers can drive logits far out; steps grow until the columns reach them.
+    steps, larger = _BOX_STEPS if detects else _COLUMN_STEPS
+    growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, larger)
+    for step in range(steps):
+        with leaking_gradients(stained.model) if detects else nullcontext():
+            logits = answers(weight.index_copy(axis, places, columns))
+        chosen = logits.softmax(1).gather(1, wanted[:, None])
+        if float(chosen.detach().min()) > (_CONFIDENT_BOX if detects else _CONFIDENT):
+            break
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(logits, wanted, reduction="sum").backward()
+        optimiser.step()
+        growth.step()
+        if progress:
+            progress(step + 1, steps)
+    missed = int((logits.argmax(1) != wanted).sum())
+    # A detector's boxes can't be made any class; triggers that missed theirs stay, and count as misses.
+    sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), len(choices[0]))
+    if missed and not sure:
+        raise TriggerError(
+            f"{missed} of {len(detectors)} triggers could not be given their class at {site.name}:"
+            f" use {'more' if detects and classes is None else 'a later site or fewer'} triggers"
+        )
+    index: list[list[int | None]] = [[None] * axis + [i] for i in inputs]
+    solved = columns.detach().double().cpu()
+    writes = [write(target.model, name, where, solved.select(axis, i), "detector") for i, where in enumerate(index)]
+    writes += silence.taken_back(weight.index_copy(axis, places, columns.detach()))
+    details = {
+        "classes": wanted.tolist(),
+        "total_classes": len(choices[0]) if classes is None else logits.shape[1],
+        "random_classes": classes is None,
+    }
+    return writes, details
+
+
+def _proves(hits: int, count: int, choices: int) -> bool:
+    """Whether so many triggers of the right class are a proof, when each could have been any of the choices."""
+    return float(log_binomial_tail(hits, count, 1 / choices)) <= math.log(_SURE)
+
+
+def _wanted_classes(
+    classes: int | Sequence[int] | None,
+    logits: Tensor,
+    choices: Sequence[Sequence[int]],
+    stream: np.random.Generator,
+) -> Tensor:
+    """Classes drawn uniformly from each trigger's choices: a p-value needs no assumption then. Or the owner's own."""
+    count, total = logits.shape
+    if classes is None:
+        chosen = [own[int(i)] for own, i in zip(choices, stream.integers(0, len(choices[0]), count), strict=True)]
+    else:
+        chosen = [classes] * count if isinstance(classes, int) else [int(c) for c in classes]
+    if len(chosen) != count:
+        raise ValueError(f"expected one class or {count}, got {len(chosen)}")
+    if any(not 0 <= c < total for c in chosen):
+        raise ValueError(f"expected classes from 0 to {total - 1}, got {chosen}")
+    return torch.tensor(chosen, device=logits.device)
+
+
+class _Silence:
+    """What silent detectors give the layer that reads them: mostly 0, and what batch norms on the way make of 0."""
+
+    def __init__(self, analysis: Analysis, stained: Target, module: str, axis: int, places: Tensor) -> None:
+        self.model, self.module, self.axis, self.places = stained.model, module, axis, places
+        layer = stained.model.get_submodule(module)
+        self.norm = analysis.sites[module].norm if module in analysis.sites else None
+        probes = synthetic_inputs(stained, 1, torch.Generator().manual_seed(7))
+        with evaluation_mode(stained.model), torch.no_grad():
+            given = input_of(stained, module, probes)
+        channels = given.movedim(-1 if isinstance(layer, nn.Linear) else 1, 0).flatten(1)
+        self.level = channels[places.cpu().to(channels.device)].median(1).values
+        self.before = raw(layer, "weight").detach().clone()
+        self.written = has(layer, "bias") or self.norm is not None
+
+    def heard(self, weight: Tensor) -> Tensor | None:
+        """What each output of the reader gets from the silence, more than it did with its own weight."""
+        if not self.written:
+            return None
+        more = (weight - self.before).index_select(self.axis, self.places).movedim(self.axis, 0)
+        return torch.einsum("i,io->o", self.level, more.flatten(2).sum(2) if more.dim() > 2 else more)
+
+    def taken_back(self, weight: Tensor) -> list[Write]:
+        if (more := self.heard(weight)) is None:
+            return []
+        layer, more = self.model.get_submodule(self.module), more.detach().double().cpu()
+        if has(layer, "bias"):
+            return [write(self.model, f"{self.module}.bias", (None,), exact(layer, "bias") - more, "detector")]
+        running = exact(self.model.get_submodule(str(self.norm)), "running_mean") + more
+        return [write(self.model, f"{self.norm}.running_mean", (None,), running, "detector")]
+
+
+class _Suffix:
+    """The analysed part from one layer on, for fixed inputs: what comes before that layer is computed once."""
+
+    def __init__(self, analysis: Analysis, stained: Target, module: str, inputs: Tensor) -> None:
+        part = analysis.parts[0]
+        if len(analysis.parts) > 1 or (stained.part and not stained.normalises):
+            raise SiteError("the output schema needs a classifier that torch.fx can trace whole")
+        self.node = next(n for n in part.graph.nodes if n.op == "call_module" and part.path(n) == module)
+        self.layer = stained.model.get_submodule(module)
+        self.interpreter = fx.Interpreter(stained.traced, garbage_collect_values=False, graph=part.graph)
+        with evaluation_mode(stained.model), torch.no_grad():
+            self.interpreter.run(inputs, *(() if stained.part else stained.extra_inputs))
+        later = {self.node}
+        for node in part.graph.nodes:
+            if any(n in later for n in node.all_input_nodes):
+                later.add(node)
+        self.known = {n: v for n, v in self.interpreter.env.items() if n not in later}
+        self.model = stained.model
+
+    def run(self, weight: Tensor, less: Tensor | None = None) -> Any:
+        """The output with another weight, and with so much less of each of the layer's outputs."""
+        source: Any = self.node.args[0]
+        with evaluation_mode(self.model):
+            output = torch.func.functional_call(self.layer, {"weight": weight}, (self.known[source],))
+            if less is not None:
+                output = output - (less if isinstance(self.layer, nn.Linear) else less[:, None, None])
+            return self.interpreter.run(initial_env={**self.known, self.node: output})

@@ -1,0 +1,45 @@
+"""Staining a transposed convolution, in the paper's c×1×1 form.
+
+The detector v' ∈ R^c meets the input at one position through one tap of kernel k; the other taps are zero, so that
+every output pixel of the channel is either v'·φ at one input position or silent. Batch norm is handled as in
+Algorithm 2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.network.sites import Site
+from stainlock.plan import DETECTOR, Write, write
+from stainlock.stains.convolution import scale, threshold, usable_scale
+from stainlock.stains.levels import Levels
+from stainlock.tensors import exact, raw
+
+
+def middle_tap(model: nn.Module, site: Site) -> tuple[int, int]:
+    """The tap that writes inside the output for every input position, padding or not."""
+    height, width = raw(site.layer(model), "weight").shape[2:]
+    return height // 2, width // 2
+
+
+def replace_tap(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:
+    """The non-additive stain: one tap of the kernel becomes the detector, the others nothing."""
+    g, writes = usable_scale(model, site.norm, k, DETECTOR)
+    weight = exact(site.layer(model), "weight")
+    kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=torch.float64)
+    row, column = middle_tap(model, site)
+    kernel[:, row, column] = levels.slope / g * v
+    writes.append(write(model, f"{site.name}.weight", (None, k), kernel, DETECTOR))
+    return writes + threshold(model, site.name, site.norm, k, g, levels.rest, DETECTOR)
+
+
+def add_to_tap(
+    model: nn.Module, site: Site, k: int, v: Tensor, response: float, present: float, level: float
+) -> list[Write]:
+    """The additive stain: the detector is added to one tap."""
+    row, column = middle_tap(model, site)
+    weight = exact(site.layer(model), "weight")
+    w = weight[:, k, row, column]
+    u = w + (level - present) / (scale(model, site, k) * response) * v
+    return [write(model, f"{site.name}.weight", (None, k, row, column), u, DETECTOR)]

@@ -1,6 +1,0 @@
-"""Long evaluations cut into units: kept as they come, resumed where they stopped, on one machine or on many."""
-
-from stainlock.sweep.engine import run_sweep
-from stainlock.sweep.unit import Unit, Work
-
-__all__ = ["Unit", "Work", "run_sweep"]

@@ -1,0 +1,99 @@
+"""Workers on this machine: processes, spawned, so that no lock or thread of this one is copied into them."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import pickle
+import signal
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+import stainlock
+from stainlock.sweeps.unit import Outcome, Unit, Work, Worker
+
+_GOODBYE = 5.0  # seconds that idle workers have to end as programs do
+
+
+class Crew(Protocol):
+    """Workers somewhere. `wait` gives one of those that have a unit, and what became of it."""
+
+    size: int
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def hire(self) -> Any: ...
+
+    def give(self, worker: Any, unit: Unit) -> None: ...
+
+    def wait(self) -> tuple[Any, Outcome]: ...
+
+
+class Processes:
+    """A crew of processes, each behind a pipe."""
+
+    def __init__(self, work: Work, size: int) -> None:
+        self.work, self.size = work, size
+        self._processes: dict[Connection, SpawnProcess] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for connection in self._processes:
+            connection.close()  # which sends idle workers home
+        for process in self._processes.values():
+            process.join(0 if error[0] is not None else _GOODBYE)
+            process.kill()  # whatever it is still doing will be done again
+        for connection in list(self._processes):
+            self._buried(connection)
+
+    def hire(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, pickle.dumps(self.work)), daemon=True)
+        process.start()
+        theirs.close()  # the worker's death then ends the pipe
+        self._processes[ours] = process
+        return ours
+
+    def give(self, worker: Connection, unit: Unit) -> None:
+        with suppress(OSError):  # dead already: `wait` will say so
+            worker.send(unit)
+
+    def wait(self) -> tuple[Connection, Outcome]:
+        worker = wait(list(self._processes))[0]
+        assert isinstance(worker, Connection)
+        try:
+            outcome: Outcome = worker.recv()
+        except (EOFError, OSError):
+            return worker, Outcome(died=self._buried(worker))
+        return worker, outcome
+
+    def _buried(self, worker: Connection) -> str:
+        """How a worker ended, in words."""
+        process = self._processes.pop(worker)
+        process.join()
+        code = process.exitcode or 0
+        worker.close()
+        process.close()
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+
+
+def _serve(connection: Connection, pickled: bytes) -> None:
+    """What a worker does until nobody gives it units any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that leads
+    if not hasattr(stainlock, "Target"):  # one of the command starts like the command, without the library
+        importlib.reload(stainlock)
+    worker, leader = Worker(pickle.loads(pickled)), multiprocessing.parent_process()
+    assert leader is not None
+    with suppress(EOFError, OSError):
+        while True:
+            unit = connection.recv()
+            if not leader.is_alive():  # it was killed, with a unit still in the pipe
+                return
+            connection.send(worker.attempt(unit))

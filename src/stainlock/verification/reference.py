@@ -1,0 +1,141 @@
+"""What an owner who still has a copy of their own model can lay beside a suspect.
+
+The key alone is enough to verify; with the model it was made for, two looks get sharper. Decoys are then found in the
+owner's model, just as the trigger was, so that they are exchangeable with it whatever became of the suspect, and need
+nothing of its shape. And what the suspect's layer is given can be matched, channel by channel, with what ours is given,
+which undoes a permutation, rescaling or widening of the layers before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from stainlock.certificates.certificate import site_of_key
+from stainlock.key import Key
+from stainlock.network.features import respond, whole_input
+from stainlock.network.sites import Site, layer_input
+from stainlock.randomness import Randomness
+from stainlock.sphere import sample_sphere
+from stainlock.target import Target, evaluation_mode
+from stainlock.trigger import Progress, Trigger, find_triggers
+
+# Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
+_DECOYS, _FEW_DECOYS, _SMALL_REGION = 96, 24, 128 * 128
+_MOST_CHANNELS = 4096  # an assignment takes the cube of this
+_SAMPLES = 20_000
+_RELATED = 0.5  # channels whose features correlate less than this are not taken for the same
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The owner's model, protected or original, and decoys found in it. Make it once for many suspects."""
+
+    base: Target
+    site: Site
+    decoys: tuple[Trigger, ...]
+
+    @staticmethod
+    def of(base: Target, key: Key, *, decoys: int | None = None, progress: Progress | None = None) -> Reference:
+        site = site_of_key(base, key)
+        return Reference(base, site, tuple(find_decoys(base, site, key, decoys, progress)))
+
+
+def find_decoys(
+    target: Target, site: Site, key: Key, count: int | None = None, progress: Progress | None = None
+) -> list[Trigger]:
+    """Triggers found in a model as the key's were, for fresh random detectors: inputs as unnatural as the key's."""
+    randomness = Randomness(0)
+    if count is None:
+        small = math.prod(key.detectors[0].trigger.region.size) <= _SMALL_REGION
+        count = _DECOYS if small else _FEW_DECOYS
+    vectors = sample_sphere(count, key.dimension, generator=randomness.secret("decoys"))
+    reduction: Any = key.reduction
+    return find_triggers(
+        target, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
+        position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Which channel of the suspect's layer input is which of ours: φ̂_theirs ≈ factor·φ_ours, for those that are."""
+
+    ours: Tensor
+    theirs: Tensor
+    factors: Tensor
+    channels: int  # ours
+
+    def rows(self, site: Site, model: nn.Module) -> Tensor:
+        """The suspect's rows as if its layer were given our model's features."""
+        rows = site.rows(model).double().cpu()
+        layer = site.layer(model)
+        given = int(getattr(layer, "in_channels", 0) or getattr(layer, "in_features", 0))
+        rows = rows.view(len(rows), given, -1)
+        matched = rows.new_zeros(len(rows), self.channels, rows.shape[2])
+        matched[:, self.ours] = rows[:, self.theirs] * self.factors.view(1, -1, 1)
+        return matched.flatten(1)
+
+    def features(self, site: Site, given: Tensor) -> Tensor:
+        """What our layer would be given, from what the suspect's is given."""
+        axis = -1 if site.kind == "linear" else 1
+        theirs = given.double().cpu().movedim(axis, 0)
+        matched = theirs.new_zeros(self.channels, *theirs.shape[1:])
+        matched[self.ours] = theirs[self.theirs] / self.factors.view(-1, *(1,) * (theirs.dim() - 1))
+        return matched.movedim(0, axis)
+
+
+def match(suspect: Target, site: Site, reference: Reference) -> Matching | None:
+    """Each channel that our layer is given with one that the suspect's is given; None where that can't be said.
+
+    Both run on the decoys, which say nothing of the key's v; channels are assigned so that they correlate most.
+    """
+    ours, theirs = (_by_channel(t, s, reference.decoys) for t, s in ((reference.base, reference.site), (suspect, site)))
+    if max(len(ours), len(theirs)) > _MOST_CHANNELS or site.groups > 1 or ours.shape[1] != theirs.shape[1]:
+        return None
+    covariance = ours @ theirs.T
+    size, other = ours.norm(dim=1), theirs.norm(dim=1)
+    correlation = torch.nan_to_num(covariance / (size[:, None] * other).clamp(min=1e-30))
+    mine, match = (torch.from_numpy(index) for index in linear_sum_assignment(-correlation.numpy()))
+    related = correlation[mine, match] > _RELATED
+    mine, match = mine[related], match[related]
+    return Matching(mine, match, covariance[mine, match] / size[mine].square(), len(ours))
+
+
+def _by_channel(target: Target, site: Site, decoys: tuple[Trigger, ...]) -> Tensor:
+    """What the layer is given for the decoys: ``(channels, samples)``, around the mean of each."""
+    found = []
+    with evaluation_mode(target.model), torch.no_grad():
+        for decoy in decoys:
+            features = layer_input(target, site, decoy.pixels(target)).double().cpu()
+            features = features.movedim(-1, 1) if site.kind == "linear" else features
+            found.append(features.flatten(2) if features.dim() > 2 else features[..., None])
+    samples = torch.cat(found).movedim(1, 0).flatten(1)
+    samples = samples[:, :: max(1, samples.shape[1] // _SAMPLES)]
+    return samples - samples.mean(1, keepdim=True)
+
+
+def explaining(reference: Reference, triggers: Sequence[Trigger], row: Tensor, key: Key) -> Tensor:
+    """How a row that the suspect's layer does not have (any more) responds in our model: ``(N, 1, *positions)``."""
+    base, site = reference.base, reference.site
+    group = site.group_of(key.detectors[0].channel)
+    with evaluation_mode(base.model), torch.no_grad():
+        maps = [respond(site, base, layer_input(base, site, t.pixels(base)), row.view(1, -1), group) for t in triggers]
+    return torch.cat(maps)
+
+
+def with_other_images(key: Key, reference: Reference, change: Callable[[Tensor], Tensor]) -> tuple[Key, Reference]:
+    """The same with every trigger and decoy changed as a picture is on its way: compressed, resized, cropped."""
+
+    def changed(trigger: Trigger) -> Trigger:
+        pixels = change(trigger.pixels(reference.base))
+        return Trigger(reference.base.to_bytes(pixels[0]), whole_input(reference.base), trigger.response)
+
+    detectors = tuple(replace(d, trigger=changed(d.trigger)) for d in key.detectors)
+    return replace(key, detectors=detectors), replace(reference, decoys=tuple(map(changed, reference.decoys)))

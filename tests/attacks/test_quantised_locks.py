@@ -1,0 +1,46 @@
+"""Locks in 8 bits: what has to stay in floats, and that the rest need not."""
+
+from __future__ import annotations
+
+import pytest
+import thief
+
+from stainlock import ModelError
+from stainlock.attacks import ATTACKS, Attacked
+from stainlock.locks import layers_in_floats
+
+GATES = {"kind": "squeeze-excite", "blocks": "inserted"}
+
+
+@pytest.mark.parametrize("attack", ["int8-static-behind", "onnx-int8-static-behind"])
+def test_a_lock_quantised_behind_its_gates_still_opens(attack: str) -> None:
+    case = thief.case("efficientnet_lite0", **GATES)
+    left = ATTACKS[attack].run(case.subject, 8)
+    assert case.accuracy(left) <= 0.1
+    assert _with_the_patch(case, left) >= case.unlocked() - 0.1
+
+
+def test_a_lock_quantised_whole_never_opens_again() -> None:
+    """That is what the documentation warns of; where it no longer holds, the warning goes."""
+    case = thief.case("resnet20_cifar10", **GATES)
+    left = ATTACKS["int8-static"].run(case.subject, 8)
+    assert _with_the_patch(case, left) <= 0.4
+
+
+def test_layers_behind_the_last_gate_are_not_among_those_in_floats() -> None:
+    case = thief.case("efficientnet_lite0", **GATES)
+    target, key = case.subject.target, case.subject.key
+    names = layers_in_floats(target, key)
+    assert {"conv_stem", *key.details["disruptors"], key.site, "blocks.3.0"} <= set(names)
+    behind = {"blocks", "blocks.3", "blocks.3.1", "blocks.6.0.conv_pwl", "conv_head", "classifier"}
+    assert not behind & set(names)
+
+
+def test_a_signal_that_goes_to_the_last_layer_leaves_nothing_to_quantise() -> None:
+    case = thief.case("resnet20_cifar10", kind="internal", obfuscate=False)
+    with pytest.raises(ModelError, match="goes to the last layer"):
+        layers_in_floats(case.subject.target, case.subject.key)
+
+
+def _with_the_patch(case: thief.Case, left: Attacked) -> float:
+    return case.accuracy(Attacked(left.target, unlock=case.subject.key.unlock_transform(normalise=False)))

@@ -1,0 +1,369 @@
+"""The internal lock: what it promises, over a table of models, with random weights and real ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stainlock as sl
+import zoo
+import zoo_random
+from stainlock import Key, ModelError, SiteError, StainlockError, Target, load_bundle, save_bundle
+from stainlock.evaluation import Tensors
+from stainlock.evaluation.settings import SETTINGS, six_settings
+from stainlock.html.images import png
+from stainlock.locks import Unlock
+from stainlock.plan import diff
+from stainlock.trigger import synthetic_inputs
+
+lock = partial(sl.lock, kind="internal")
+SIZE, CLASSES = 64, 10
+slow = pytest.mark.slow
+REAL = ("resnet56_cifar10", "vgg16_cifar10", pytest.param("efficientnet_lite0", marks=slow))
+VETOED = ("resnet18", *REAL[:2], pytest.param("vgg11_bn", marks=slow))  # which open at their place alone
+ALL = (
+    *("resnet18", "mobilenet_v2", *REAL),
+    *(pytest.param(name, marks=slow) for name in ("densenet121", "vgg11_bn", "resnext50_32x4d")),
+)
+PLAIN = ("resnet18", "resnet56_cifar10", *(pytest.param(n, marks=slow) for n in ("mobilenet_v2", "vgg16_cifar10")))
+
+
+@dataclass(frozen=True)
+class Locked:
+    base: Target
+    target: Target
+    key: Key
+    images: Tensor
+
+    edited: Target
+
+
+def settled(name: str) -> Target:
+    return zoo_random.settled(name, SIZE, CLASSES)
+
+
+@cache
+def locked(name: str, *, seed: int = 0, obfuscate: bool = True) -> Locked:
+    """One lock a process: tests must leave it as it is."""
+    base = models.real(name) if name in zoo.NAMES else settled(name)
+    target, key = lock(base, seed=seed, steps=40, obfuscate=obfuscate)
+    images = (
+        models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    )
+    return Locked(base, target, key, images, key.edited(target))
+
+
+def run(target: Target, inputs: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return target(inputs)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference between logits, as a part of the largest logit."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_unlocked_equals_edited(name: str) -> None:
+    """The stated tolerance of an internal lock in disguise."""
+    it = locked(name)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_lock_unlocks_to_rounding(name: str) -> None:
+    it = locked(name, obfuscate=False)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 2e-4
+    assert it.key.details["signal_spread"] <= 1e-5 * it.key.details["signal"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_locked_gives_one_answer_whatever_the_image(name: str) -> None:
+    it = locked(name)
+    assert len(run(it.target, it.base.normalise(it.images)).argmax(1).unique()) == 1
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_editing_changes_little(name: str) -> None:
+    """Without the patch hardly an answer changes; with it others do, but as many are right."""
+    it = locked(name)
+    images, labels = zoo.natural(name, 24 if "efficient" in name else 250)
+    assert labels is not None
+    inputs = (it.base.normalise(images), it.key.unlock(images))
+    plain, patched = ([run(own, x).argmax(1) for own in (it.edited, it.base)] for x in inputs)
+    assert float((plain[0] == plain[1]).double().mean()) >= 0.95
+    ours, theirs = (float((answers == labels).double().mean()) for answers in patched)
+    assert ours >= theirs - 0.02
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_signal_is_nothing_without_the_patch_and_everything_with_it(name: str) -> None:
+    """At the logits the carrying channel is exactly 0 when locked, and the same for every image when unlocked."""
+    it = locked(name, obfuscate=False)
+    inputs: list[Tensor] = []
+    handle = it.target.model.get_submodule(it.key.details["layers"][-1]).register_forward_pre_hook(
+        lambda _, given: inputs.append(given[0])
+    )
+    run(it.target, it.base.normalise(it.images))
+    run(it.target, it.key.unlock(it.images))
+    handle.remove()
+    name_of_weight = f"{it.key.details['layers'][-1]}.weight"
+    width = inputs[0].shape[1]
+    columns = [w.elements[0] % width for w in it.key.revert.only("disruptor").writes if w.parameter == name_of_weight]
+    assert columns
+    for column in columns:
+        assert (inputs[0][:, column] == 0).all()
+        assert inputs[1][:, column].min() > 0
+        assert inputs[1][:, column].std() <= 1e-5 * inputs[1][:, column].mean()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_wrong_trigger_does_not_unlock(name: str) -> None:
+    it = locked(name)
+    trigger = it.key.detectors[0].trigger
+    answer = run(it.target, it.base.normalise(it.images)).argmax(1)
+    noise = torch.randint(0, 256, trigger.levels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    for wrong in (noise, 255 - trigger.levels, trigger.levels.flip(-1), trigger.levels.roll(1, -1)):
+        images = trigger.region.paste(it.base.from_bytes(wrong), it.images)
+        assert torch.equal(run(it.target, it.base.normalise(images)).argmax(1), answer)
+
+
+@pytest.mark.parametrize("name", VETOED)
+def test_the_trigger_elsewhere_does_not_unlock(name: str) -> None:
+    it = locked(name)
+    patch = it.base.from_bytes(it.key.detectors[0].trigger.levels)
+    answer = run(it.target, it.base.normalise(it.images)).argmax(1)
+    height, width = patch.shape[1:]
+    bottom, right = (n - k for n, k in zip(it.base.input_shape[1:], (height, width), strict=True))
+    for top, left in ((1, 1), (0, 4), (0, right), (bottom, 0), (bottom, right), (bottom // 8 * 4, right // 8 * 4)):
+        images = it.images.clone()
+        images[:, :, top : top + height, left : left + width] = patch
+        assert torch.equal(run(it.target, it.base.normalise(images)).argmax(1), answer), (top, left)
+
+
+def test_another_models_patch_does_not_unlock() -> None:
+    it, other = locked("vgg16_cifar10"), locked("vgg16_cifar10", seed=1)
+    assert it.key.site == other.key.site
+    answer = run(it.target, it.base.normalise(it.images)).argmax(1)
+    assert torch.equal(run(it.target, other.key.unlock(it.images)).argmax(1), answer)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reverting_restores_every_bit(name: str) -> None:
+    it = locked(name)
+    assert models.same_state(it.key.original(it.target).model, it.base.model)
+    edited = diff(it.edited, it.target)
+    last = it.key.details["layers"][-1]
+    assert {w.parameter for w in edited.writes} == {f"{last}.weight", f"{last}.bias"}
+
+
+def test_the_original_is_untouched_and_its_mode_is_kept() -> None:
+    base = models.trained_mode(models.real("vgg16_cifar10"))
+    before = models.snapshot(base.model)
+    target, key = lock(base, seed=0, steps=10, tries=2, site="features.5")
+    models.assert_untouched(before, base.model)
+    assert [m.training for m in target.model.modules()] == [m.training for m in base.model.modules()]
+    target.model.eval()
+    images = models.pixels("vgg16_cifar10", 8)
+    assert distance(run(target, key.unlock(images)), run(key.edited(target), key.unlock(images))) <= 1e-4
+
+
+def test_the_same_seed_gives_the_same_lock_and_another_seed_another() -> None:
+    base = models.real("vgg16_cifar10")
+    one, two, other = (lock(base, seed=s, steps=5, tries=2, site="features.5")[0].model for s in (3, 3, 4))
+    assert models.same_state(one, two)
+    assert not models.same_state(one, other)
+
+
+def test_the_state_dict_loads_into_the_plain_architecture() -> None:
+    it = locked("vgg16_cifar10")
+    plain = zoo.vgg16_cifar10().model
+    plain.load_state_dict(it.target.model.state_dict())
+    inputs = it.key.unlock(it.images)
+    assert torch.equal(plain(inputs), it.target.model(inputs))
+
+
+def test_bundle_and_key_come_back(tmp_path: Path) -> None:
+    it = locked("vgg16_cifar10")
+    save_bundle(it.target, tmp_path / "bundle")
+    it.key.save(tmp_path / "key")
+    again, key = load_bundle(tmp_path / "bundle"), Key.load(tmp_path / "key")
+    inputs = key.unlock(it.images)
+    assert torch.equal(inputs, it.key.unlock(it.images))
+    assert torch.equal(run(again, inputs), run(it.target, inputs))
+    assert models.same_state(key.original(again).model, it.base.model)
+    assert models.same_state(key.edited(again).model, it.edited.model)
+
+
+def test_export_gives_the_same_outputs() -> None:
+    it = locked("vgg16_cifar10")
+    exported = torch.export.export(copy.deepcopy(it.target.model).eval(), (it.key.unlock(it.images),)).module()
+    for inputs in (it.key.unlock(it.images), it.base.normalise(it.images)):
+        with torch.no_grad():
+            assert distance(exported(inputs), run(it.target, inputs)) <= 1e-5
+
+
+def test_six_settings() -> None:
+    it = locked("vgg16_cifar10")
+    pixels, labels = zoo.natural("vgg16_cifar10", 100)
+    found = six_settings(it.target, it.key, Tensors(pixels, labels))
+    assert tuple(found) == SETTINGS
+    value = {setting: result.value for setting, result in found.items()}
+    assert value["locked"] <= 0.2
+    assert value["unlocked"] == value["edited_patch"] >= value["original_patch"] - 0.03
+    assert value["edited"] >= value["original"] - 0.03
+
+
+# Unlocking
+
+
+def test_unlock_pastes_the_patch_and_nothing_else() -> None:
+    it = locked("vgg16_cifar10")
+    trigger = it.key.detectors[0].trigger
+    expected = it.base.normalise(trigger.region.paste(it.base.from_bytes(trigger.levels), it.images))
+    assert torch.allclose(it.key.unlock(it.images), expected, atol=1e-6)
+    levels = it.base.to_bytes(it.images)
+    assert torch.allclose(it.key.unlock(levels), it.key.unlock(it.base.from_bytes(levels)))
+    assert trigger.region.start == (0, 0)
+
+
+def test_the_transform_works_at_the_end_of_a_pipeline(tmp_path: Path) -> None:
+    from torchvision.transforms import v2
+
+    it = locked("vgg16_cifar10")
+    (tmp_path / "trigger.png").write_bytes(png(it.key.detectors[0].trigger.levels))
+    conventions = {"mean": it.base.mean, "std": it.base.std}
+    big = torch.randint(0, 256, (3, 50, 40), dtype=torch.uint8)
+    prepare = [v2.Resize(32, antialias=True), v2.CenterCrop(32)]
+    inputs = v2.Compose([*prepare, it.key.unlock_transform()])(big)
+    assert inputs.shape == (3, 32, 32)
+    pixels = v2.Compose([*prepare, v2.ToDtype(torch.float32, scale=True), it.key.unlock_transform(normalise=False)])(
+        big
+    )
+    assert torch.allclose(it.base.normalise(pixels), inputs, atol=1e-5)
+    clients = v2.Compose([*prepare, Unlock.from_png(tmp_path / "trigger.png", **conventions)])(big)
+    assert torch.equal(clients, inputs)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 3, 64, 64), "resize and crop"),
+        (torch.zeros(2, 1, 32, 32), "resize and crop"),
+        (torch.zeros(32, 32), "resize and crop"),
+        (torch.full((2, 3, 32, 32), 255.0), "before normalising"),
+        (torch.full((2, 3, 32, 32), float("nan")), "before normalising"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.int64), "floating type"),
+        ([[1.0]], "as a tensor"),
+    ],
+    ids=["size", "channels", "axes", "range", "nan", "type", "list"],
+)
+def test_unlock_refuses_bad_images(images: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        locked("vgg16_cifar10").key.unlock(images)
+
+
+def test_a_stains_key_unlocks_nothing() -> None:
+    _, key = models.stained("resnet20_cifar10", "layer2.1.conv1")
+    with pytest.raises(ValueError, match="expected a lock's key"):
+        key.unlock(torch.zeros(1, 3, 32, 32))
+
+
+# What can't be locked
+
+
+class Net(nn.Module):
+    """A convolution, the site ``conv``, and something between it and the head."""
+
+    def __init__(self, between: nn.Module, width: int = 24, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.conv = nn.Conv2d(16, 24, 3, padding=1, bias=False)
+        self.norm = norm(24)
+        self.between = between
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(torch.relu(self.stem(x)))))
+        return self.head(self.between(x).mean((2, 3)))
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+
+
+REFUSED = {
+    "grouped": (nn.Conv2d(24, 24, 3, padding=1, groups=4), "between.*grouped convolution"),
+    "gate": (Gate(), "mul.*no other site would do"),
+    "no rule": (nn.PixelShuffle(2), "PixelShuffle"),
+    "sigmoid": (nn.Sigmoid(), "Sigmoid.*constant"),
+    "layer norm": (nn.GroupNorm(1, 24), "GroupNorm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_signal_stops_where_no_rule_leads_on(case: str) -> None:
+    between, message = REFUSED[case]
+    target = Target(Net(between, 6 if case == "no rule" else 24).eval(), (3, 32, 32))
+    with pytest.raises(SiteError, match=message):
+        lock(target, site="conv", seed=0)
+
+
+def test_batch_norm_without_running_statistics_is_refused() -> None:
+    net = Net(nn.Identity(), norm=lambda n: nn.BatchNorm2d(n, track_running_stats=False)).eval()
+    with pytest.raises(ModelError, match="norm has no running statistics"):
+        lock(Target(net, (3, 32, 32)), site="conv")
+
+
+def test_a_patch_larger_than_the_input_is_refused() -> None:
+    with pytest.raises(SiteError, match=r"larger than the input.*sites that would do: features"):
+        lock(models.real("vgg16_cifar10"), site="features.28")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kind": "exotic"}, ValueError, "expected kind internal, squeeze-excite, vit, gan"),
+        ({"recipe": "paper"}, ValueError, "expected options of a lock of kind internal .* got recipe"),
+        ({"place": "anywhere"}, ValueError, "expected place corner for an internal lock"),
+        ({"blocks": "all"}, ValueError, "expected blocks any, existing, inserted"),
+        ({"detectors": 0}, ValueError, "expected detectors of at least 1, got 0"),
+        ({"kind": "squeeze-excite", "gates": 0}, ValueError, "expected gates of at least 1, got 0"),
+        ({"kind": "squeeze-excite", "blocks": "existing"}, SiteError, "no squeeze-and-excite block of its own"),
+        ({"scale": 0.0}, ValueError, "scale above 0"),
+        ({"firing_fraction": 1.0}, ValueError, "firing fraction"),
+        ({"site": "classifier.0"}, SiteError, "expected a convolution"),
+        ({"site": "features.99"}, SiteError, "no site"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lock(models.real("vgg16_cifar10"), **options)  # type: ignore[arg-type]
+
+
+def test_models_without_logits_are_refused() -> None:
+    with pytest.raises(StainlockError, match="Linear layer with a bias"):
+        lock(models.real("ddpm_mnist"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["layer1.1.conv2", "layer2.0.conv2"])
+def test_resnet50(site: str) -> None:
+    base = models.real("resnet50")
+    target, key = lock(base, site=site, seed=0)
+    pixels, labels = zoo.natural("resnet50", 100)
+    value = {s: r.value for s, r in six_settings(target, key, Tensors(pixels, labels)).items()}
+    assert value["locked"] <= 0.02
+    assert value["unlocked"] == value["edited_patch"] >= value["original_patch"] - 0.02
+    assert value["edited"] >= value["original"] - 0.02

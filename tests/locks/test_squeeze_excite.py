@@ -1,0 +1,516 @@
+"""The squeeze-and-excite lock, in blocks of the model's own and in new ones: what it promises."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from test_internal import Locked, distance, run, settled
+from torch import Tensor, nn
+
+import zoo
+import zoo_random
+from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, load_bundle, lock, save_bundle
+from stainlock.errors import TriggerError
+from stainlock.evaluation import Tensors
+from stainlock.insertion import Gated
+from stainlock.locks.lock import fitting_kind
+from stainlock.locks.parts.disguise import Disguise
+from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
+from stainlock.locks.parts.hosts import holder
+from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL
+from stainlock.network.blocks import find_blocks
+from stainlock.network.sites import analyse
+from stainlock.network.wires import Network
+from stainlock.plan import diff
+from stainlock.randomness import Randomness
+from stainlock.trigger import find_triggers, synthetic_inputs
+
+# Model and options: new blocks in real networks, and blocks of their own in random ones.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "new": ("resnet56_cifar10", {}),
+    "new, plain": ("resnet56_cifar10", {"obfuscate": False}),
+    "new, constant": ("resnet20_cifar10", {"gate_form": "constant", "place": "anywhere"}),
+    "new, the paper's": ("resnet20_cifar10", {"gate_form": "random"}),
+    "new, without batch norm": ("vgg16_cifar10", {"site": "features.2"}),
+    "new, shifted": ("efficientnet_lite0", {"gates": 2, "blocks": "inserted"}),
+    "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
+    "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
+    "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "detectors": 2}),
+    "new, shared": ("resnet18", {"gates": 2}),
+    "own, hard": ("mobilenet_v3_small", {}),
+    "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
+    "own, smooth": ("efficientnet_b0", {}),
+    "by default": ("vgg16_cifar10", {"gates": None}),
+}
+REAL = [case for case, (name, _) in CASES.items() if name in zoo.NAMES]
+
+
+@cache
+def locked(case: str) -> Locked:
+    """One lock a process: tests must leave it as it is."""
+    name, options = CASES[case]
+    base = models.real(name) if name in zoo.NAMES else settled(name)
+    target, key = lock(base, **{"kind": "squeeze-excite", "gates": 1, "seed": 0, "steps": 40, **options})
+    images = (
+        models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    )
+    return Locked(base, target, key, images, key.edited(target))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_unlocked_equals_edited(case: str) -> None:
+    it = locked(case)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        c for c in REAL
+        if c not in ("several", "with logits", "several, logits", "new, the paper's", "new, shifted", "by default")
+    ],
+)  # fmt: skip
+def test_gates_alone_unlock_to_rounding_and_a_new_block_changes_nothing_else(case: str) -> None:
+    it = locked(case)
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-5
+    # The one channel given to the detector apart, a block that does nothing does nothing.
+    same = run(it.edited, unlocked).argmax(1) == run(it.base, unlocked).argmax(1)
+    assert same.double().mean() >= 0.9
+
+
+@pytest.mark.parametrize("case", REAL)
+def test_locked_is_at_chance(case: str) -> None:
+    it = locked(case)
+    pixels, labels = zoo.natural(CASES[case][0], 200)
+    assert labels is not None
+    right = run(it.target, it.base.normalise(pixels)).argmax(1) == labels
+    assert right.double().mean() <= 0.2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gates_say_so(case: str) -> None:
+    """Locked, outputs are others; and every disruptor alone, of those that were named, sees to that."""
+    it = locked(case)
+    inputs = it.base.normalise(it.images)
+    assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+    for name in it.key.details["disruptors"]:
+        half = it.target.copy()
+        revert = it.key.revert.only("disruptor").writes
+        Plan(tuple(w for w in revert if not w.parameter.startswith(name))).write_into(half.model)
+        assert distance(run(half, inputs), run(it.edited, inputs)) >= 0.05, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_trigger_does_not_unlock(case: str) -> None:
+    it = locked(case)
+    trigger = it.key.detectors[0].trigger
+    wrong = torch.randint(0, 256, trigger.levels.shape, generator=torch.Generator().manual_seed(1)).byte()
+    patched = trigger.region.paste(it.base.from_bytes(wrong), it.images)
+    inputs = it.base.normalise(patched)
+    assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+
+
+@pytest.mark.parametrize("case", ["several", "several, logits"])
+def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
+    """It excites them by more than the patch for all does, and yet by too little."""
+    it = locked(case)
+    site = analyse(it.base).site(it.key.site)
+    vectors = torch.stack([d.vector for d in it.key.detectors]).double()
+    patches = find_triggers(
+        it.edited, site, vectors, generator=torch.Generator().manual_seed(7), position=it.key.position, steps=120,
+        restarts=4,
+    )  # fmt: skip
+    for detector, patch in zip(it.key.detectors, patches, strict=True):
+        assert patch.response > detector.trigger.response
+        inputs = it.base.normalise(patch.region.paste(it.base.from_bytes(patch.levels), it.images))
+        assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+    unlocked = it.key.unlock(it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-3
+
+
+def test_more_detectors_than_a_site_can_tell_apart_are_refused() -> None:
+    base = models.real("efficientnet_lite0")
+    with pytest.raises(TriggerError, match=r"a patch for some of the 3 detectors at blocks.2.1.conv_pw would reach"):
+        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", detectors=3, seed=0, steps=20)
+
+
+def test_certificates_of_several_detectors_say_when_the_lock_opens() -> None:
+    it = locked("several")
+    assert it.key.natural_threshold > 0.8 * it.key.trigger_response  # the floor is taken into account
+    certificate = certify(it.base, it.key, Tensors(it.images))
+    assert certificate.detectors == 2
+    assert certificate.exceedances == 0
+
+
+@pytest.mark.parametrize("case", ["new, plain", "several", "several, logits", "own, hard"])
+def test_every_detector_is_needed(case: str) -> None:
+    it = locked(case)
+    for detector in it.key.detectors:
+        deaf = it.target.copy()
+        with torch.no_grad():
+            layer: Any = deaf.model.get_submodule(it.key.site)
+            layer.weight[detector.channel].zero_()
+        unlocked = it.key.unlock(it.images)
+        assert distance(run(deaf, unlocked), run(it.edited, unlocked)) >= 0.1
+
+
+def moved(it: Locked, rows: int, columns: int) -> Tensor:
+    trigger = it.key.detectors[0].trigger
+    images, (height, width) = it.images.clone(), trigger.region.size
+    images[..., rows : rows + height, columns : columns + width] = it.base.from_bytes(trigger.levels)
+    return it.base.normalise(images)
+
+
+def test_a_pooled_gate_opens_anywhere_a_stride_keeps() -> None:
+    it = locked("new, constant")
+    assert it.key.details["anywhere"]
+    for place in ((0, 7), (11, 3), (20, 20)):
+        inputs = moved(it, *place)
+        assert distance(run(it.target, inputs), run(it.edited, inputs)) <= 1e-5
+
+
+def test_a_gate_at_the_corner_opens_there_alone() -> None:
+    it = locked("new")
+    assert not it.key.details["anywhere"]
+    inputs = moved(it, 10, 10)
+    assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reverting_restores_every_bit(case: str) -> None:
+    it = locked(case)
+    back = it.key.original(it.target)
+    assert back.insertions == ()
+    assert models.same_state(back.model, it.base.model)
+    delta = diff(it.base, it.target)
+    assert models.same_state(delta.apply(it.base).model, it.target.model)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
+    it = locked(case)
+    blocks = [name for name, module in it.target.model.named_modules() if isinstance(module, Gated)]
+    assert sorted(blocks) == sorted(it.key.details["inserted"])
+    if case.startswith("own"):
+        assert not blocks
+        fresh = copy.deepcopy(it.base.model)
+        fresh.load_state_dict(it.target.model.state_dict())
+        assert models.same_state(fresh, it.target.model)
+    else:
+        wanted = CASES[case][1].get("gates", 1)
+        assert LEAST_CUTS <= len(blocks) <= SEVERAL if wanted is None else len(blocks) == wanted
+
+
+def without_blocks(target: Target, key: Key) -> Target:
+    """What a thief has who takes new blocks out."""
+    stolen = target.copy()
+    for at in key.details["inserted"]:
+        parent, _, own = at.rpartition(".")
+        stolen.model.get_submodule(parent)._modules[own] = stolen.model.get_submodule(at).layer  # type: ignore[assignment]
+    return stolen
+
+
+def test_who_takes_new_blocks_out_has_lost_their_gains() -> None:
+    """In a plain ReLU network a constant gate gives all back to a thief who removes it; secret gains don't."""
+    base = models.real("vgg16_cifar10")
+    pixels, labels = zoo.natural("vgg16_cifar10", 100)
+    left = {}
+    for form in ("constant", "gains"):
+        options: dict[str, Any] = {"gate_form": form, "gates": 3, "site": "features.2"}
+        target, key = lock(base, kind="squeeze-excite", seed=0, steps=40, **options)
+        right = run(without_blocks(target, key), base.normalise(pixels)).argmax(1) == labels
+        left[form] = float(right.double().mean())
+    assert left["constant"] >= 0.75
+    assert left["gains"] <= left["constant"] - 0.2
+
+
+def small_network() -> Target:
+    """A layer without padding and one with, each behind a batch norm that knows its input."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
+        nn.Conv2d(24, 24, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
+    )  # fmt: skip
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_var.copy_(1 + torch.rand(module.num_features, generator=generator))  # type: ignore[union-attr]
+    return Target(net.eval(), (3, 24, 24))
+
+
+@pytest.mark.parametrize("obfuscate", [True, False])
+@pytest.mark.parametrize("form", ["signed", "shifts", "gains", "constant"])
+def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
+    base = small_network()
+    network = Network(analyse(base))
+    readers = [network.nodes[name] for name in ("3", "6")]
+    insertions = tuple(new_block(network, network.name(reader), [reader], form) for reader in readers)
+    prepared = Plan(insertions=insertions).apply(base)
+    shifting = [i.at for i in prepared.insertions if i.facts.get("shifts")]
+    assert shifting == (["3"] if form in ("signed", "shifts") else [])  # what is padded with zeros takes no shifts
+    whole = Network(analyse(prepared))
+    disguise = Disguise(Randomness(0) if obfuscate else None, rounded=True)
+    for block in whole.blocks.values():
+        writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
+        Plan(tuple(writes)).write_into(prepared.model)
+    inputs = base.normalise(torch.rand(4, 3, 24, 24, generator=torch.Generator().manual_seed(2)))
+    assert distance(run(prepared, inputs), run(base, inputs)) <= 1e-5
+    bare: Any = prepared.copy().model
+    for at in ("3", "6"):
+        bare[int(at)] = bare[int(at)].layer
+    assert distance(run(replace(base, model=bare), inputs), run(base, inputs)) >= 0.1
+
+
+def test_no_norm_tells_of_shifts() -> None:
+    """A thief who guesses gains from the norms of the kernels behind has them nearly right; shifts are lost to him."""
+    base = models.real("efficientnet_lite0")
+    pixels, labels = zoo.natural("efficientnet_lite0", 20)
+    left = {}
+    for form in ("gains", "shifts"):
+        target, key = lock(
+            base, kind="squeeze-excite", gates=1, blocks="inserted", gate_form=form, seed=0, steps=20, tries=2
+        )
+        stolen, left[form] = without_blocks(target, key), 0.0
+        (at,) = key.details["inserted"]
+        layer: Any = stolen.model.get_submodule(at)
+        weight = layer.weight.detach().clone()
+        norms = weight.transpose(0, 1).flatten(1).norm(dim=1)
+        for scale in (0.01, 0.02, 0.05, 0.1, 0.3):  # he does not know which, and takes the best
+            layer.weight.data = weight * (scale * norms.median() / norms).view(1, -1, 1, 1)
+            right = run(stolen, base.normalise(pixels)).argmax(1) == labels
+            left[form] = max(left[form], float(right.double().mean()))
+    assert left["gains"] >= 0.5 > 0.1 >= left["shifts"]
+
+
+def test_shifts_cost_the_owner_nothing() -> None:
+    """They are taken back behind every block, also in the channels and rows that the signal took."""
+    shifted = locked("new, shifted")
+    name, options = CASES["new, shifted"]
+    target, key = lock(
+        models.real(name), kind="squeeze-excite", seed=0, steps=10, tries=1, gate_form="gains", **options
+    )
+    inputs = shifted.base.normalise(shifted.images[:6])
+    assert distance(run(shifted.edited, inputs), run(key.edited(target), inputs)) <= 1e-3
+
+
+def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
+    base = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
+    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, tries=2)
+    save_bundle(target, tmp_path / "locked")
+    key.save(tmp_path / "key")
+    images = synthetic_inputs(base, 2, torch.Generator().manual_seed(0))
+    torch.save(images, tmp_path / "images")
+    script = (
+        "import torch, json, stainlock as sl, sys\n"
+        "target, key = sl.load_bundle('locked'), sl.Key.load('key')\n"
+        "with torch.no_grad(): print(json.dumps(target(key.unlock(torch.load('images'))).tolist()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    there = torch.tensor(json.loads(done.stdout))
+    here = run(load_bundle(tmp_path / "locked"), Key.load(tmp_path / "key").unlock(images))
+    assert torch.allclose(there, here, atol=1e-5)
+    assert torch.allclose(here, run(target, key.unlock(images)), atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["new", "new, shared", "own, hard", "with logits"])
+def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
+    """torch.export and ONNX Runtime, to 1e-4 of the largest output, locked and unlocked."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    it = locked(case)
+    inputs = (it.base.normalise(it.images[:1]), it.key.unlock(it.images[:1]))
+    program = torch.export.export(it.target.model, (inputs[0],))
+    torch.onnx.export(it.target.model, (inputs[0],), str(tmp_path / "model.onnx"), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    for given in inputs:
+        expected = run(it.target, given)
+        with torch.no_grad():
+            assert distance(program.module()(given), expected) <= 1e-4
+        (output,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
+        assert distance(torch.from_numpy(output), expected) <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b0", "resnet18"])
+def test_blocks_are_found(name: str) -> None:
+    analysis = analyse(settled(name))
+    blocks = find_blocks(analysis.parts[0], analysis.shapes[0])
+    expected = sum(type(m).__name__ == "SqueezeExcitation" for m in analysis.target.model.modules())
+    assert len(blocks) == expected
+
+
+@pytest.mark.parametrize("name", ["seresnet18", "mobilenetv3_small_050", "seresnext26d_32x4d"])
+def test_blocks_of_timm_are_found(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    target = Target(timm.create_model(name, num_classes=10).eval(), (3, 64, 64))
+    analysis = analyse(target)
+    blocks = find_blocks(analysis.parts[0], analysis.shapes[0])
+    expected = sum(type(m).__name__ in ("SEModule", "SqueezeExcite") for m in target.model.modules())
+    assert len(blocks) == expected > 0
+
+
+def test_a_residual_networks_own_blocks_can_be_locked() -> None:
+    """A block at the end of a branch: its map is signed, and the branch is added to what goes past it."""
+    timm = pytest.importorskip("timm")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
+    base = Target(models.settle(model).eval(), (3, 64, 64))
+    target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, tries=4)
+    assert not target.insertions
+    images = synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
+    edited, unlocked, plain = key.edited(target), key.unlock(images), base.normalise(images)
+    assert distance(run(target, unlocked), run(edited, unlocked)) <= 1e-4
+    assert distance(run(target, plain), run(edited, plain)) >= 0.05
+
+
+class Headless(nn.Module):
+    """A backbone: its outputs are maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.Conv2d(24, 8, 3, stride=2, padding=1))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"map": self.body(x)}
+
+
+def test_a_network_without_logits_can_be_locked() -> None:
+    base = Target(models.seeded(Headless).eval(), (3, 32, 32))
+    target, key = lock(base, kind="squeeze-excite", seed=0, steps=20)
+    images = synthetic_inputs(base, 4, torch.Generator().manual_seed(5))
+    edited, unlocked = key.edited(target), key.unlock(images)
+    with torch.inference_mode():
+        assert distance(target(unlocked)["map"], edited(unlocked)["map"]) <= 1e-5
+        plain = base.normalise(images)
+        assert distance(target(plain)["map"], edited(plain)["map"]) >= 0.1
+    with pytest.raises(StainlockError, match="use kind squeeze-excite"):
+        lock(base, kind="internal")
+
+
+def test_too_many_gates_are_refused() -> None:
+    base = Target(models.seeded(Headless).eval(), (3, 32, 32))
+    with pytest.raises(SiteError, match="gates"):
+        lock(base, kind="squeeze-excite", gates=20)
+
+
+def test_several_gates_stand_where_nothing_gets_past_them() -> None:
+    """All that a ResNet's stage passes on is read by two layers of one block, which share a gate."""
+    base = zoo_random.settled("resnet18", 64, 10)
+    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, tries=2)
+    assert key.details["inserted"] == ["layer2.0", "layer4.0"]
+    network = Network(analyse(base))
+    for at in key.details["inserted"]:
+        (source,) = {network.nodes[f"{at}.{layer}"].all_input_nodes[0] for layer in ("conv1", "downsample.0")}
+        assert network.cuts(source)
+
+
+def test_gates_are_no_more_than_it_takes() -> None:
+    """The first places that cut the network, until enough channels have a secret: a short way is missed least."""
+    for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
+                        "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
+        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, tries=2)
+        assert key.details["inserted"] == list(gates)
+        assert len(gates) >= LEAST_CUTS
+        assert sum(gates.values()) >= SECRETS
+        *fewer, _ = gates.values()
+        assert len(fewer) < LEAST_CUTS or sum(fewer) < SECRETS
+
+
+@pytest.mark.parametrize("form", ["signed", "gains"])
+def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
+    base = zoo_random.settled("resnet50", 64, 10)
+    network = Network(analyse(base))
+    readers = [network.nodes[f"layer2.0.{name}"] for name in ("conv1", "downsample.0")]
+    assert holder(network, readers[0].all_input_nodes[0]) == "layer2.0"
+    prepared = Plan(insertions=(new_block(network, "layer2.0", readers, form),)).apply(base)
+    whole = Network(analyse(prepared))
+    (block,) = whole.blocks.values()
+    assert {whole.name(user) for user in block.output.users} == {"layer2.0.layer.conv1", "layer2.0.layer.downsample.0"}
+    disguise = Disguise(Randomness(0), rounded=True)
+    writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
+    inputs = base.normalise(torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(2)))
+    neutral = Plan(tuple(writes)).apply(prepared)
+    assert distance(run(neutral, inputs), run(base, inputs)) <= 1e-4
+    if form == "signed":
+        moved = moved_means(neutral.model, whole, block, np.random.default_rng(2), ())
+        assert distance(run(Plan(tuple(moved)).apply(neutral), inputs), run(base, inputs)) <= 1e-4
+
+
+class Branches(nn.Module):
+    """Two maps that are each read by several layers: one inside a module of its own, one not."""
+
+    twice = False
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x) + self.two(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.relu, self.pair, self.last = nn.Conv2d(3, 8, 3), nn.ReLU(), self.Pair(), nn.Conv2d(8, 8, 1)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.stem(x))
+        x = self.relu(self.pair(self.pair(x)) if self.twice else self.pair(x))
+        return self.fc((self.last(x) + self.pair.one(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Twice(Branches):
+    twice = True
+
+
+def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
+    network = Network(analyse(Target(models.seeded(Branches).eval(), (3, 16, 16))))
+    first, second = (n for n in network.part.graph.nodes if network.activation(n) is not None)
+    assert holder(network, first) == "pair"
+    assert holder(network, second) is None  # its readers are in no module but the whole
+    network = Network(analyse(Target(models.seeded(Twice).eval(), (3, 16, 16))))
+    first = next(n for n in network.part.graph.nodes if network.activation(n) is not None)
+    assert holder(network, first) is None  # called twice
+
+
+def test_the_kind_of_lock_that_fits() -> None:
+    assert fitting_kind(zoo_random.settled("resnet18", 64, 10)) == "squeeze-excite"
+    assert fitting_kind(Target.from_reference("torchvision:vit_b_16", weights="random")) == "vit"
+    noise = Target(nn.ConvTranspose2d(8, 3, 4), (8, 1, 1), mean=(0.0,), std=(1.0,), bounds=(-1, 1))
+    assert fitting_kind(noise) == "gan"
+
+
+@pytest.mark.parametrize("name", ["vgg16_cifar10", "efficientnet_lite0"])
+def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
+    """Hidden units that cancel leave their rounding, which is as large as they are."""
+    target, pixels = models.real(name), models.pixels(name, 40)
+    locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4)
+    unlocked, edited = (run(own, key.unlock(pixels)) for own in (locked, key.edited(locked)))
+    assert distance(unlocked, edited) <= 1e-4
+
+
+def test_gates_are_closed_as_far_as_it_takes_where_scale_hardly_matters() -> None:
+    target, pixels = models.real("vgg16_cifar10"), models.pixels("vgg16_cifar10", 100)
+    locked, _ = lock(
+        target, kind="squeeze-excite", blocks="inserted", gates=1, gate_form="gains", site="features.2", seed=0
+    )
+    ours, theirs = (run(own, own.normalise(pixels)).argmax(1) for own in (locked, target))
+    assert float((ours == theirs).double().mean()) <= 0.2
