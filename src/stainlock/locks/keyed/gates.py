@@ -142,20 +142,31 @@ class Gate:
     def __init__(self, lock: str, number: int, gated: Gated) -> None:
         self.lock, self.number, self.gated = lock, number, gated
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
+        return (permuted(args[0], self.order(), self.gated), *args[1:])
+
+    def order(self) -> Tensor:
+        """The permutation of every image in this call of the model."""
         stack = _FRAMES.stacks.get(self.lock)
         if not stack or stack[-1] is None:
             raise ModelError(f"{self.gated.layer} has a keyed lock's gate: run the whole model, which reads the patch")
-        order = stack[-1][self.number]
-        inputs = 3 if self.gated.parameter == "in_proj_weight" else 1  # query, key and value
-        seen: dict[int, Tensor] = {}  # one tensor given three times stays one: attention checks for that
-        names = ("query", "key", "value", "input")
+        return stack[-1][self.number]
+
+
+class AttentionGate(Gate):
+    """The hook before an attention, whose query, key and value are projected by the columns of one parameter."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        order, kwargs = self.order(), {} if kwargs is None else kwargs
+        seen: dict[int, Tensor] = {}  # one tensor given three times stays one
 
         def through(x: Tensor) -> Tensor:
-            return seen.setdefault(id(x), permuted(x, order, self.gated))
+            if id(x) not in seen:
+                seen[id(x)] = permuted(x, order, self.gated)
+            return seen[id(x)]
 
-        given = tuple(through(x) for x in args[:inputs]) + args[inputs:]
-        return given, {name: through(x) if name in names else x for name, x in kwargs.items()}
+        given = tuple(through(x) for x in args[:3]) + args[3:]
+        return given, {name: through(x) if name in ("query", "key", "value") else x for name, x in kwargs.items()}
 
 
 def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
@@ -180,7 +191,11 @@ def attach(
     model.register_forward_hook(Closing(lock), always_call=True)
     model.get_submodule(reader).register_forward_pre_hook(Reader(lock, layout, schedule), with_kwargs=True)
     for number, gated in enumerate(gates):
-        model.get_submodule(gated.layer).register_forward_pre_hook(Gate(lock, number, gated), with_kwargs=True)
+        layer = model.get_submodule(gated.layer)
+        if isinstance(layer, nn.MultiheadAttention):
+            layer.register_forward_pre_hook(AttentionGate(lock, number, gated), with_kwargs=True)
+        else:  # quantising a layer keeps its hooks, but forgets that they take keywords
+            layer.register_forward_pre_hook(Gate(lock, number, gated))
 
 
 def detach(model: nn.Module, lock: str) -> None:
