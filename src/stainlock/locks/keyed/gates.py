@@ -21,6 +21,8 @@ from stainlock.errors import ModelError
 from stainlock.locks.keyed.reader import Layout
 from stainlock.locks.keyed.schedule import Schedule
 
+# Locks whose last permutations a thread keeps.
+_KEPT = 4
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -57,12 +59,25 @@ def gated_layer(name: str, layer: nn.Module) -> Gated | None:
 
 
 class _Frames(threading.local):
-    """For each lock the stack of calls that this thread is in: the gates' permutations of each, once they are read;
-    and the last bits with theirs, since most batches carry one key."""
+    """For each lock the stack of calls that this thread is in: the gates' permutations of each, once they are read.
+
+    The last bits of a few locks are kept with their permutations, since most batches carry the same key as the one
+    before. Nothing of it belongs to the model, so that neither a copy nor a file of the model has it.
+    """
 
     def __init__(self) -> None:
         self.stacks: dict[str, list[list[Tensor] | None]] = {}
-        self.last: dict[str, tuple[Tensor, list[Tensor]]] = {}
+        self.last: dict[Schedule, tuple[Tensor, list[Tensor]]] = {}
+
+    def permutations(self, schedule: Schedule, bits: Tensor) -> list[Tensor]:
+        before = self.last.get(schedule)
+        if before is not None and before[0].device == bits.device and torch.equal(before[0], bits):
+            return before[1]
+        if len(self.last) >= _KEPT:
+            self.last.clear()
+        found = schedule.permutations(bits)
+        self.last[schedule] = bits, found
+        return found
 
 
 _FRAMES = _Frames()
@@ -97,11 +112,7 @@ class Reader:
             bits = bits.clone()
             if len(bits) > 1 and bool((bits == bits[:1]).all()):
                 bits = bits[:1]
-            bits_before, found = _FRAMES.last.get(self.lock, (None, []))
-            if bits_before is None or bits_before.device != bits.device or not torch.equal(bits_before, bits):
-                found = self.schedule.permutations(bits)
-                _FRAMES.last[self.lock] = bits, found
-        return found
+            return _FRAMES.permutations(self.schedule, bits)
 
     def _check(self, inputs: Tensor) -> None:
         if self.layout.form == "entries":
