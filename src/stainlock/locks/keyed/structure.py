@@ -83,3 +83,14 @@ class Structure:
         """That of a locked target, the last if there are several; None where there is none."""
         found = [insertion for insertion in target.insertions if insertion.kind == KIND]
         return Structure.from_facts(found[-1].facts) if found else None
+
+
+def file_view(locked: Target) -> Target:
+    """What a thief has: the file's weights in the plain architecture, without reader and gates."""
+    structure = Structure.of(locked)
+    if structure is None:
+        raise ValueError("expected a target with a keyed lock, got one without")
+    last = locked.insertions[-1]
+    if last.kind != KIND:
+        raise ValueError(f"expected the keyed lock to be the last insertion, got one of kind {last.kind}")
+    return last.remove(locked.copy())
