@@ -28,7 +28,9 @@ from stainlock.certificates import (
     theorem2,
 )
 from stainlock.evaluation import Data
-from stainlock.network.sites import Site, analyse, layer_input
+from stainlock.network.features import layer_input
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import find_triggers
@@ -121,10 +123,10 @@ def main() -> int:
             print(f"{reason}: left out", file=sys.stderr)
             continue
         target, data = getattr(zoo, name)(), zoo.natural_data(name)
-        analysis = analyse(target)
+        network = analyse(target)
         few, _ = next(data.batches(target, batch_size=16, limit=16))
         for layer in layers:
-            site = analysis.site(layer)
+            site = network.site(layer)
             vectors = sample_sphere(detectors, site.dimension, generator=np.random.default_rng(0))
             triggers = find_triggers(
                 target, site, vectors, generator=torch.Generator().manual_seed(0), steps=options.steps

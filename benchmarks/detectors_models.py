@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from stainlock import Target
-from stainlock.network.graph import is_batch_norm
+from stainlock.network.norms import is_batch_norm
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
-from stainlock.trigger import synthetic_inputs
 
 # Untrained scores are all alike: a threshold below them lets boxes through, and few of them keep the work small.
 FEW_BOXES = {

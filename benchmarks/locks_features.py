@@ -10,8 +10,8 @@ from torch import Tensor
 
 import zoo
 from stainlock import Target, lock
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
-from stainlock.trigger import synthetic_inputs
 from zoo_random import settled
 
 SIZE = 224

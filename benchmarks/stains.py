@@ -20,7 +20,8 @@ import stains_metrics
 import stains_speed
 import zoo
 from stainlock import Key, Target, stain, verify
-from stainlock.network.sites import Site, analyse
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.trigger import natural_responses
 from stains_metrics import Metric
 

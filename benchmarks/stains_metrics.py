@@ -10,9 +10,10 @@ from torch import Tensor
 
 import zoo
 from stainlock import Key, Target
-from stainlock.channel_cost import affine_of
 from stainlock.evaluation import Data, Tensors, evaluate
-from stainlock.network.sites import Site, layer_input
+from stainlock.network.features import layer_input
+from stainlock.network.norms import affine_of
+from stainlock.network.sites import Site
 from stainlock.target import evaluation_mode
 from zoo_data import diffuse, digits
 

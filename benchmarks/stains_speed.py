@@ -16,7 +16,8 @@ from torch import Tensor
 import zoo
 from stainlock import stain
 from stainlock.network.features import Crop, whole_input
-from stainlock.network.sites import Site, analyse
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 import zoo
 from stainlock import Key, Site, Target, stain
-from stainlock.channel_cost import affine_of
-from stainlock.network.features import respond
-from stainlock.network.sites import layer_input
+from stainlock.network.features import layer_input, respond
+from stainlock.network.norms import affine_of
 from stainlock.target import evaluation_mode
 
 UNIT = {"mean": (0.5,), "std": (0.25,)}

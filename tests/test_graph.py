@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock import Site, Target, analyse
-from stainlock.network.graph import tracing_problem
+from stainlock.network.trace import tracing_problem
 from stainlock.target import evaluation_mode
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
@@ -93,8 +93,11 @@ def claimed_inputs(site: Site, channel: int) -> dict[str, set[int]]:
 def check_readers(target: Target, site: Site, channel: int) -> None:
     claimed, found = claimed_inputs(site, channel), changed_inputs(target, site.name, channel)
     for module, inputs in claimed.items():
-        assert found.get(module) == inputs, f"{site.name} is read by {module}"
-    if not site.stopped:
+        seen = found.get(module, set())
+        assert inputs <= seen, f"{site.name} is read by {module}"
+        if not site.stops:  # a path that could not be followed may lead there too
+            assert inputs == seen, f"{site.name} is read by {module}"
+    if not site.stops:
         assert found.keys() == claimed.keys(), site.name
     assert len(site.readers) == len(claimed), f"{site.name} names a reader twice"
 
@@ -152,8 +155,8 @@ def test_what_follows_a_channel(
     assert site.norm == norm
     assert (site.activation and site.activation.name) == activation
     assert {reader.module: reader.inputs(0)[0] for reader in site.readers} == readers
-    assert len(site.stopped) == len(stopped)
-    assert all(said in why for said, why in zip(stopped, site.stopped, strict=True))
+    assert len(site.stops) == len(stopped)
+    assert all(said in str(why) for said, why in zip(stopped, site.stops, strict=True))
     assert (site.problem is None) == (activation is not None)
 
 
@@ -251,9 +254,9 @@ def test_nothing_is_guessed(name: str) -> None:
     site = analyse(target).site("a")
     for channel in (0, 3):
         check_readers(target, site, channel)
-    assert site.readers or site.stopped
-    for why in site.stopped:
-        assert why.strip(), "a stop without a reason"
+    assert site.readers or site.stops
+    for why in site.stops:
+        assert str(why).strip(), "a stop without a reason"
 
 
 def test_frozen_batch_norm_is_batch_norm() -> None:

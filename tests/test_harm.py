@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import Target, analyse, stain, verify
-from stainlock.channel_cost import _loss, affine_of, l1_norms, outgoing_harm, rank_channels, site_moments
+from stainlock.channel_cost import _loss, l1_norms, outgoing_harm, rank_channels, site_moments
+from stainlock.network.norms import affine_of
 from stainlock.target import evaluation_mode
 
 
@@ -53,10 +54,10 @@ def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str,
 def test_batch_norm_knows_most_of_what_a_layers_channels_give_on_average(site: str) -> None:
     """Channels are not quite Gaussian: for one of them the estimate can be off, for a layer's it must not be."""
     target, images = models.real("resnet56_cifar10"), models.pixels("resnet56_cifar10", 100)
-    analysis = analyse(target)
+    network = analyse(target)
     given = reader_levels(target, site.replace("conv1", "bn1"), images, rectified=True)
-    own = analysis.sites[site]
-    expected, _ = _loss(analysis, own, own.readers[0], site_moments(analysis, own))
+    own = network.sites[site]
+    expected, _ = _loss(network, own, own.readers[0], site_moments(network, own))
     assert float((given - expected).norm()) < 0.5 * float(given.norm())
 
 
@@ -79,9 +80,9 @@ def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
         "vgg16_cifar10": ("features.5", "features.7"),
     }[name]
     target = models.real(name)
-    analysis = analyse(target)
-    site = analysis.site(site_name)
-    estimate = outgoing_harm(analysis, site, folded=folded)
+    network = analyse(target)
+    site = network.site(site_name)
+    estimate = outgoing_harm(network, site, folded=folded)
     assert estimate is not None
     assert estimate.shape == (site.channels,)
     images = models.pixels(name, 16)
@@ -116,21 +117,21 @@ def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
 @pytest.mark.parametrize("choice", ["outgoing", "l1"])
 def test_the_least_missed_channel_is_given_up(choice: Any) -> None:
     target = models.real("resnet20_cifar10")
-    analysis = analyse(target)
-    site = analysis.site("layer2.1.conv1")
-    harm = l1_norms(analysis, site) if choice == "l1" else outgoing_harm(analysis, site, folded=False)
+    network = analyse(target)
+    site = network.site("layer2.1.conv1")
+    harm = l1_norms(network, site) if choice == "l1" else outgoing_harm(network, site, folded=False)
     assert harm is not None
     _, key = stain(target, site.name, channel_choice=choice, count=3, seed=1)
     chosen = {d.channel for d in key.detectors}
     assert chosen == set(harm.argsort()[:3].tolist())
-    assert rank_channels(analysis, site, choice, folded=False, live=False)[0] == int(harm.argmin())
+    assert rank_channels(network, site, choice, folded=False, live=False)[0] == int(harm.argmin())
 
 
 def test_l1_norms_are_the_papers() -> None:
     target = models.real("resnet20_cifar10")
-    analysis = analyse(target)
+    network = analyse(target)
     expected = target.model.layer2[1].conv1.weight.detach().abs().sum((1, 2, 3)).double()
-    torch.testing.assert_close(l1_norms(analysis, analysis.site("layer2.1.conv1")), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(l1_norms(network, network.site("layer2.1.conv1")), expected, rtol=1e-5, atol=0)
     transposed = models.transposed_net()
     expected = transposed.model.deconv.weight.detach().abs().sum((0, 2, 3)).double()
     torch.testing.assert_close(

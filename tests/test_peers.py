@@ -16,8 +16,8 @@ import peers_spread_spectrum
 import peers_uchida
 from peers_marks import Found, Marked
 from stainlock import Target
-from stainlock.channel_cost import affine_of
 from stainlock.evaluation import Tensors
+from stainlock.network.norms import affine_of
 from zoo_data import cifar10_training
 
 NAME, LAYER = "resnet20_cifar10", "layer3.1.conv1"

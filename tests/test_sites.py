@@ -83,7 +83,7 @@ def test_a_diffusion_model_of_another_library_has_sites() -> None:
         assert site.problem is None or len(site.problem) > 10
         if site.problem is None:
             assert site.activation is not None
-            assert site.readers or site.stopped
+            assert site.readers or site.stops
     usable = [s for s in sites.values() if s.additive_problem is None and s.dimension > 64]
     marked, key = stain(target, usable[0].name, additive=True, seed=1, steps=10)
     assert verify(marked.model.state_dict(), key).stained

@@ -44,21 +44,21 @@ def test_the_participation_ratio_equals_its_definition() -> None:
 @pytest.mark.parametrize("with_data", [False, True])
 def test_every_usable_site_is_described(build, with_data: bool) -> None:
     target = build()
-    analysis = analyse(target)
+    network = analyse(target)
     before = snapshot(target.model)
-    found = suitability(analysis, inputs(target).split(6) if with_data else None, steps=4, detectors=2)
-    assert [s.site for s in found] == [s.name for s in analysis.sites.values() if s.problem is None]
+    found = suitability(network, inputs(target).split(6) if with_data else None, steps=4, detectors=2)
+    assert [s.site for s in found] == [s.name for s in network.sites.values() if s.problem is None]
     for s in found:
-        assert s.dimension == analysis.site(s.site).dimension
+        assert s.dimension == network.site(s.site).dimension
         assert 1 <= s.pca_dimension <= s.dimension
         assert s.margin == pytest.approx(s.trigger_response / s.natural_response)
         assert set(s.bounds) == {"theorem1", "cantelli", "cap"}
         assert all(0 < bound <= 1 for bound in s.bounds.values())
         assert s.log10_cap is None or s.bounds["cap"] == pytest.approx(max(10**s.log10_cap, 1e-300))
-        recorded = not with_data and analysis.site(s.site).norm and analysis.site(s.site).kind != "transposed"
+        recorded = not with_data and network.site(s.site).norm and network.site(s.site).kind != "transposed"
         expected = "batch norm and synthetic inputs" if recorded else "data" if with_data else "synthetic inputs"
         assert s.source == expected
-    line = recommend(analysis, found)
+    line = recommend(network, found)
     assert "\n" not in line
     assert any(s.site in line for s in found)
     after = snapshot(target.model)
@@ -67,16 +67,16 @@ def test_every_usable_site_is_described(build, with_data: bool) -> None:
 
 def test_a_recommendation_has_a_margin_and_few_false_positives() -> None:
     target = real("efficientnet_lite0")
-    analysis = analyse(target)
+    network = analyse(target)
     sites = ["conv_stem", "blocks.2.0.conv_pw", "blocks.4.0.conv_pw"]
-    found = suitability(analysis, [natural_pixels("efficientnet_lite0", 12)], sites=sites, detectors=2)
+    found = suitability(network, [natural_pixels("efficientnet_lite0", 12)], sites=sites, detectors=2)
     stem, _, deep = found
     assert stem.pca_dimension < 4  # neighbouring pixels are alike
     assert deep.pca_dimension > 15
     assert deep.margin > 2
     assert deep.log10_cap is not None
     assert deep.log10_cap < -6
-    assert "blocks.4.0.conv_pw" in recommend(analysis, found)
+    assert "blocks.4.0.conv_pw" in recommend(network, found)
 
 
 def test_few_images_and_wrong_sites_are_told() -> None:
@@ -91,8 +91,8 @@ def test_few_images_and_wrong_sites_are_told() -> None:
 
 def test_where_nothing_stands_out_it_says_so() -> None:
     target = mlp()
-    analysis = analyse(target)
-    found = suitability(analysis, [inputs(target)], steps=2, detectors=2)
+    network = analyse(target)
+    found = suitability(network, [inputs(target)], steps=2, detectors=2)
     weak = [type(s)(**{**vars(s), "margin": 0.5}) for s in found]
-    assert recommend(analysis, weak).startswith("no site stands out")
+    assert recommend(network, weak).startswith("no site stands out")
     assert math.isfinite(found[0].margin)

@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from stainlock import Target, Trigger, analyse
-from stainlock.network.features import crop_for, respond, seen_region
-from stainlock.network.sites import layer_input
+from stainlock.network.features import crop_for, layer_input, respond, seen_region
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.target import evaluation_mode
-from stainlock.trigger import find_triggers, natural_responses, synthetic_inputs
+from stainlock.trigger import find_triggers, natural_responses
 
 CASES = {
     "resnet20_cifar10": "layer2.1.conv1",

@@ -26,7 +26,8 @@ if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
     from stainlock.key import Key
     from stainlock.locks import lock
     from stainlock.models.bundle import load_bundle, save_bundle
-    from stainlock.network.sites import Site, analyse
+    from stainlock.network.network import analyse
+    from stainlock.network.sites import Site
     from stainlock.object_detection.unlocking import unlock_detector
     from stainlock.plan import Plan, diff
     from stainlock.stains import stain

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from stainlock.errors import ModelError
+
 if TYPE_CHECKING:
     from stainlock.insertion import Insertion
 
@@ -128,6 +130,21 @@ class Target:
         """Pixels to the nearest 8-bit values."""
         low, high = self.bounds
         return ((pixels - low) * (255 / (high - low))).round().clamp(0, 255).to(torch.uint8)
+
+
+@contextmanager
+def running_on(target: Target) -> Iterator[None]:
+    """A model runs arbitrary code, which fails in arbitrary ways on an input of the wrong size: say so in one line."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        given = "×".join(str(n) for n in target.input_shape)
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise ModelError(
+            f"the model does not run on an input of {given} ({why}): set Target(input_shape=...)"
+        ) from error
 
 
 @contextmanager

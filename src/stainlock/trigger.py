@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.network.features import Crop, Region, crop_for, respond, seen_region, whole_input
-from stainlock.network.sites import Site, layer_input
+from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, seen_region, whole_input
+from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 
@@ -199,32 +199,6 @@ def checked_position(site: Site, position: tuple[int, ...]) -> tuple[int, ...]:
     if len(position) != len(site.grid) or any(not 0 <= i < n for i, n in zip(position, site.grid, strict=False)):
         raise ValueError(f"expected a position within {site.grid} at {site.name}, got {position}")
     return position
-
-
-def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> Tensor:
-    """Inputs that need no data: half with the 1/f spectrum of photographs, half plain noise, within the bounds."""
-    low, high = target.bounds
-    shape = (count, *target.input_shape)
-    noise = torch.rand(shape, generator=generator, dtype=torch.float64)
-    if len(target.input_shape) == 3 and min(target.input_shape[1:]) >= 8:
-        half = (count + 1) // 2
-        noise[:half] = _pink(noise[:half], generator)
-    return (low + (high - low) * noise).float()
-
-
-def _pink(white: Tensor, generator: torch.Generator) -> Tensor:
-    height, width = white.shape[-2:]
-    frequency = torch.hypot(
-        torch.fft.fftfreq(height, dtype=torch.float64)[:, None],
-        torch.fft.rfftfreq(width, dtype=torch.float64),
-    ).clamp(min=1 / max(height, width))
-    field = torch.fft.irfft2(torch.fft.rfft2(white - 0.5) / frequency, s=(height, width))
-    grey = field.mean(1, keepdim=True)  # colours of photographs go together
-    field = grey + 0.5 * (field - grey)
-    spread = field.flatten(1).std(1).view(-1, 1, 1, 1)
-    brightness = 0.3 + 0.4 * torch.rand(len(white), 1, 1, 1, generator=generator, dtype=torch.float64)
-    pink: Tensor = (brightness + 0.25 * (field - field.mean((-1, -2), keepdim=True)) / spread).clamp(0, 1)
-    return pink
 
 
 def natural_responses(target: Target, site: Site, detectors: Tensor, pixels: Tensor, group: int = 0) -> Tensor:

@@ -11,7 +11,8 @@ from stainlock.attacks import ATTACKS
 from stainlock.attacks.thief.force_signal import steps_in
 from stainlock.attacks.thief.gate_blocks import find_gates, layers_behind
 from stainlock.attacks.thief.guess_gains import STRENGTHS, guess
-from stainlock.network.sites import analyse, layer_input
+from stainlock.network.features import layer_input
+from stainlock.network.network import analyse
 from stainlock.target import evaluation_mode
 
 GATES = {"kind": "squeeze-excite", "blocks": "inserted"}

@@ -14,8 +14,7 @@ from stainlock.certificates.exact import cap_expectation
 from stainlock.certificates.law import Law
 from stainlock.evaluation import Tensors
 from stainlock.locks.parts.site_choice import corner_detectors, seen_from_corner
-from stainlock.network.sites import analyse
-from stainlock.network.wires import Network
+from stainlock.network.network import analyse
 
 
 def locked(kind: str) -> tuple[Target, Key]:
@@ -45,8 +44,8 @@ def test_the_best_of_several_draws_counts_as_all_of_them() -> None:
 def test_a_corners_detector_exceeds_no_more_than_the_law_says() -> None:
     """Over many draws, at windows of features that are never negative, as its veto needs."""
     base = models.real("resnet20_cifar10")
-    analysis = analyse(base)
-    site, network = analysis.site("layer1.1.conv1"), Network(analysis)
+    network = analyse(base)
+    site = network.site("layer1.1.conv1")
     generator = np.random.default_rng(0)
     vectors = corner_detectors(network, site, 4000, generator).numpy()
     seen = seen_from_corner(network, site).numpy()

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from stainlock import Site, SiteError, Target, analyse
 from stainlock.certificates import Statistics, cap_expectation, cap_upper_bound, mean_upper_bound
-from stainlock.network.features import respond
-from stainlock.network.sites import layer_input
+from stainlock.network.features import layer_input, respond
 from stainlock.sphere import cap, sample_sphere
 from stainlock.target import evaluation_mode
 

@@ -23,7 +23,7 @@ from stainlock.figures.lock_work import LockWork
 from stainlock.figures.responses import POINTS
 from stainlock.figures.run import chosen_setup, reproduce
 from stainlock.figures.stain_work import StainWork, seed_of
-from stainlock.network.sites import analyse
+from stainlock.network.network import analyse
 from stainlock.trigger import natural_responses
 
 

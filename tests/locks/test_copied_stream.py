@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stainlock import Target, analyse, lock
 from stainlock.locks.parts.route import copied_stream
-from stainlock.network.wires import Network
+from stainlock.network.network import Network
 from stainlock.plan import diff
 from stainlock.target import evaluation_mode
 

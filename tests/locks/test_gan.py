@@ -188,4 +188,4 @@ def test_a_larger_real_generator() -> None:
 def test_the_structure_is_found_in_the_real_one() -> None:
     structure = generator_structure(models.real("dcgan_faces32_generator"))
     assert (structure.first.name, structure.reader.name) == ("generator_deconv.0.0", "generator_deconv.1.0")
-    assert noise_law(structure.analysis.target).deviation == pytest.approx(1 / math.sqrt(3))
+    assert noise_law(structure.network.target).deviation == pytest.approx(1 / math.sqrt(3))

@@ -22,7 +22,7 @@ from stainlock.evaluation.settings import SETTINGS, six_settings
 from stainlock.html.images import png
 from stainlock.locks import Unlock
 from stainlock.plan import diff
-from stainlock.trigger import synthetic_inputs
+from stainlock.probes import synthetic_inputs
 
 lock = partial(sl.lock, kind="internal")
 SIZE, CLASSES = 64, 10

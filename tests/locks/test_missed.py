@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from stainlock import Plan, Target
+from stainlock.locks.parts.channel_cost import column_shares
 from stainlock.locks.parts.disguise import Disguise
 from stainlock.locks.parts.folding import fold_moments
 from stainlock.locks.parts.gates import half_open, neutral_writes, new_block
-from stainlock.network.moments import column_shares, remembered
-from stainlock.network.sites import analyse, input_of
-from stainlock.network.wires import Cell, Network, Reading
+from stainlock.network.features import input_of
+from stainlock.network.moments import remembered
+from stainlock.network.network import analyse
+from stainlock.network.signals import Cell, Reading
 from stainlock.randomness import Randomness
 from stainlock.tensors import exact
 
@@ -23,12 +25,12 @@ from stainlock.tensors import exact
 def test_new_blocks_change_nothing_of_what_is_missed(form: str) -> None:
     """Whoever looks for the channel that will be missed least must find the same one, with or without new blocks."""
     base = models.real("efficientnet_lite0")
-    before = Network(analyse(base))
+    before = analyse(base)
     names = ["blocks.3.0.conv_pw", "blocks.5.0.conv_pwl"]
     insertions = tuple(new_block(before, name, [before.nodes[name]], form) for name in names)  # type: ignore[arg-type]
     prepared = Plan(insertions=insertions).apply(base)
     Plan(tuple(w for own in insertions for w in half_open(prepared.model, own))).write_into(prepared.model)
-    after = Network(analyse(prepared))
+    after = analyse(prepared)
     ours, shares = column_shares(before), column_shares(after)
     for name in names:
         torch.testing.assert_close(shares[after.nodes[f"{name}.layer"]], ours[before.nodes[name]])
@@ -54,7 +56,7 @@ def test_the_variance_is_missed_and_not_the_mean() -> None:
     norm = base.model.get_submodule("layer2.1.bn1")
     with torch.no_grad():
         norm.bias[3], norm.weight[3] = 50.0, 1e-4  # type: ignore[index, operator]
-    network = Network(analyse(base))
+    network = analyse(base)
     shares = column_shares(network)[network.nodes["layer2.1.conv2"]]
     assert float(shares[3]) <= 1e-6 * float(shares.median())
 
@@ -62,7 +64,7 @@ def test_the_variance_is_missed_and_not_the_mean() -> None:
 def test_a_batch_norm_is_told_what_its_layer_loses() -> None:
     """The mean and the variance of a channel that can be negative; of one behind a ReLU the mean."""
     base = models.real("efficientnet_lite0")
-    network = Network(analyse(base))
+    network = analyse(base)
     for layer, norm, signed in (
         ("blocks.3.1.conv_pw", "blocks.3.1.bn1", True),
         ("blocks.3.1.conv_pwl", "blocks.3.1.bn3", False),
@@ -86,7 +88,7 @@ def test_a_batch_norm_is_told_what_its_layer_loses() -> None:
 def test_behind_a_relu_remembered_moments_tell_too_little_of_a_variance() -> None:
     """Natural images: with a channel of ResNet56's stream a layer loses more than the channel's own part, as told."""
     base = models.real("resnet56_cifar10")
-    network = Network(analyse(base))
+    network = analyse(base)
     reader, norm = network.nodes["layer2.0.conv1"], "layer2.0.bn1"
     deviation = remembered(network)[reader.all_input_nodes[0]][1]
     images = models.pixels("resnet56_cifar10", 100)
@@ -101,7 +103,7 @@ def test_behind_a_relu_remembered_moments_tell_too_little_of_a_variance() -> Non
 def test_variances_are_folded_for_the_better() -> None:
     """Natural images: what a layer's outputs vary less without a channel is what its batch norm is told, roughly."""
     base = models.real("efficientnet_lite0")
-    network = Network(analyse(base))
+    network = analyse(base)
     reader, norm = network.nodes["blocks.3.0.conv_pw"], "blocks.3.0.bn1"
     source = reader.all_input_nodes[0]
     images = models.pixels("efficientnet_lite0", 24)

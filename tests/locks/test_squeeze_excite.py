@@ -30,11 +30,11 @@ from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
 from stainlock.locks.parts.hosts import holder
 from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL
 from stainlock.network.blocks import find_blocks
-from stainlock.network.sites import analyse
-from stainlock.network.wires import Network
+from stainlock.network.network import Network, analyse
 from stainlock.plan import diff
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
-from stainlock.trigger import find_triggers, synthetic_inputs
+from stainlock.trigger import find_triggers
 
 # Model and options: new blocks in real networks, and blocks of their own in random ones.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -259,13 +259,13 @@ def small_network() -> Target:
 @pytest.mark.parametrize("form", ["signed", "shifts", "gains", "constant"])
 def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     base = small_network()
-    network = Network(analyse(base))
+    network = analyse(base)
     readers = [network.nodes[name] for name in ("3", "6")]
     insertions = tuple(new_block(network, network.name(reader), [reader], form) for reader in readers)
     prepared = Plan(insertions=insertions).apply(base)
     shifting = [i.at for i in prepared.insertions if i.facts.get("shifts")]
     assert shifting == (["3"] if form in ("signed", "shifts") else [])  # what is padded with zeros takes no shifts
-    whole = Network(analyse(prepared))
+    whole = analyse(prepared)
     disguise = Disguise(Randomness(0) if obfuscate else None, rounded=True)
     for block in whole.blocks.values():
         writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
@@ -348,9 +348,9 @@ def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b0", "resnet18"])
 def test_blocks_are_found(name: str) -> None:
-    analysis = analyse(settled(name))
-    blocks = find_blocks(analysis.parts[0], analysis.shapes[0])
-    expected = sum(type(m).__name__ == "SqueezeExcitation" for m in analysis.target.model.modules())
+    network = analyse(settled(name))
+    blocks = find_blocks(network.part)
+    expected = sum(type(m).__name__ == "SqueezeExcitation" for m in network.target.model.modules())
     assert len(blocks) == expected
 
 
@@ -358,8 +358,8 @@ def test_blocks_are_found(name: str) -> None:
 def test_blocks_of_timm_are_found(name: str) -> None:
     timm = pytest.importorskip("timm")
     target = Target(timm.create_model(name, num_classes=10).eval(), (3, 64, 64))
-    analysis = analyse(target)
-    blocks = find_blocks(analysis.parts[0], analysis.shapes[0])
+    network = analyse(target)
+    blocks = find_blocks(network.part)
     expected = sum(type(m).__name__ in ("SEModule", "SqueezeExcite") for m in target.model.modules())
     assert len(blocks) == expected > 0
 
@@ -415,7 +415,7 @@ def test_several_gates_stand_where_nothing_gets_past_them() -> None:
     base = zoo_random.settled("resnet18", 64, 10)
     _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, tries=2)
     assert key.details["inserted"] == ["layer2.0", "layer4.0"]
-    network = Network(analyse(base))
+    network = analyse(base)
     for at in key.details["inserted"]:
         (source,) = {network.nodes[f"{at}.{layer}"].all_input_nodes[0] for layer in ("conv1", "downsample.0")}
         assert network.cuts(source)
@@ -436,11 +436,11 @@ def test_gates_are_no_more_than_it_takes() -> None:
 @pytest.mark.parametrize("form", ["signed", "gains"])
 def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
     base = zoo_random.settled("resnet50", 64, 10)
-    network = Network(analyse(base))
+    network = analyse(base)
     readers = [network.nodes[f"layer2.0.{name}"] for name in ("conv1", "downsample.0")]
     assert holder(network, readers[0].all_input_nodes[0]) == "layer2.0"
     prepared = Plan(insertions=(new_block(network, "layer2.0", readers, form),)).apply(base)
-    whole = Network(analyse(prepared))
+    whole = analyse(prepared)
     (block,) = whole.blocks.values()
     assert {whole.name(user) for user in block.output.users} == {"layer2.0.layer.conv1", "layer2.0.layer.downsample.0"}
     disguise = Disguise(Randomness(0), rounded=True)

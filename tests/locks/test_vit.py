@@ -28,7 +28,7 @@ from stainlock.locks.vit.find import find_vit
 from stainlock.locks.vit.lock import lock_vit
 from stainlock.locks.vit.paper import Scaling
 from stainlock.plan import Plan, diff
-from stainlock.trigger import synthetic_inputs
+from stainlock.probes import synthetic_inputs
 
 REAL = "vit_cifar10_torchvision"
 SIZES = {"num_layers": 3, "num_heads": 4, "hidden_dim": 48, "mlp_dim": 96, "num_classes": 10}

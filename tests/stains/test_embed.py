@@ -12,7 +12,7 @@ from models import pre_activation, responses
 from torch import Tensor, nn
 
 from stainlock import Key, Site, SiteError, Target, TriggerError, analyse, diff, stain, verify
-from stainlock.channel_cost import affine_of
+from stainlock.network.norms import affine_of
 
 SITES = {  # real models, and a site of each kind that occurs in them
     "resnet20_cifar10": "layer2.1.conv1",
@@ -349,8 +349,8 @@ def test_analysis_in_training_mode_is_the_same_and_draws_no_random_numbers(name:
     before = models.snapshot(training.model)
     found = analyse(training).sites
     models.assert_untouched(before, training.model)
-    assert {k: (s.norm, s.readers, s.stopped, s.problem) for k, s in found.items()} == {
-        k: (s.norm, s.readers, s.stopped, s.problem) for k, s in expected.items()
+    assert {k: (s.norm, s.readers, s.stops, s.problem) for k, s in found.items()} == {
+        k: (s.norm, s.readers, s.stops, s.problem) for k, s in expected.items()
     }
 
 

@@ -21,7 +21,8 @@ from stainlock.certificates.statistics import Statistics
 from stainlock.errors import SiteError
 from stainlock.evaluation.data import Data
 from stainlock.key import Key
-from stainlock.network.sites import Site, analyse
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.sphere import FloatArray
 from stainlock.storage.files import model_digest, read_record, tensor_digest, write_file
 from stainlock.target import Target

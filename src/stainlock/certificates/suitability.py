@@ -17,12 +17,14 @@ from stainlock.certificates.statistics import Statistics
 from stainlock.certificates.windows import windows_of
 from stainlock.channel_cost import rank_channels
 from stainlock.errors import SiteError
-from stainlock.network.sites import Analysis, Site
+from stainlock.network.network import Network
+from stainlock.network.sites import Site
+from stainlock.probes import synthetic_inputs
 from stainlock.sphere import log_cap, sample_sphere
 from stainlock.stains.levels import FIRING_FRACTION
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has
-from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
+from stainlock.trigger import Trigger, find_triggers
 
 Progress = Callable[[int, int], None]
 _SYNTHETIC = 16  # images, where there are no data
@@ -57,7 +59,7 @@ class Suitability:
 
 
 def suitability(
-    analysis: Analysis,
+    network: Network,
     batches: Iterable[Tensor] | None = None,
     *,
     sites: Sequence[str] | None = None,
@@ -72,9 +74,9 @@ def suitability(
     detectors' responses is estimated from what it recorded in training: the mean of running_var/‖w_k‖² over its
     channels, w_k being the layer's rows, instead of tr(C)/d.
     """
-    target = analysis.target
-    names = [s.name for s in analysis.sites.values() if s.problem is None] if sites is None else list(sites)
-    chosen = [analysis.site(name) for name in names]
+    target = network.target
+    names = [s.name for s in network.sites.values() if s.problem is None] if sites is None else list(sites)
+    chosen = [network.site(name) for name in names]
     if not chosen:
         raise SiteError("no site of this model can carry a silent detector: see stainlock inspect")
     pixels = [synthetic_inputs(target, _SYNTHETIC, torch.Generator().manual_seed(seed))] if batches is None else batches
@@ -84,7 +86,7 @@ def suitability(
         vectors = sample_sphere(detectors, site.dimension, generator=generator)
         noise = torch.Generator().manual_seed(seed)
         # In a grouped convolution, the inputs of the channel that a stain would take.
-        group = 0 if site.groups == 1 else site.group_of(_first_channel(analysis, site))
+        group = 0 if site.groups == 1 else site.group_of(_first_channel(network, site))
         triggers = find_triggers(target, site, vectors, generator=noise, group=group, steps=steps)
         probes.append(_Probe(target, site, vectors, triggers, group))
         if progress:
@@ -94,17 +96,17 @@ def suitability(
     return [probe.result(synthetic=batches is None) for probe in probes]
 
 
-def _first_channel(analysis: Analysis, site: Site) -> int:
-    return rank_channels(analysis, site, "outgoing", folded=False, live=False)[0]
+def _first_channel(network: Network, site: Site) -> int:
+    return rank_channels(network, site, "outgoing", folded=False, live=False)[0]
 
 
-def recommend(analysis: Analysis, found: Sequence[Suitability]) -> str:
+def recommend(network: Network, found: Sequence[Suitability]) -> str:
     """The best site in one line: where false positives are rare and the trigger stands out, the widest margin."""
     rare = [s for s in found if s.log10_cap is None or s.log10_cap <= _RARE]
     best = max(rare or found, key=lambda s: s.margin)
     if best.margin < _GOOD_MARGIN:
         return f"no site stands out: at the best, {best.site}, the trigger is {best.margin:.1f}× the natural responses"
-    patch = "×".join(map(str, analysis.site(best.site).patch)) or "whole input"
+    patch = "×".join(map(str, network.site(best.site).patch)) or "whole input"
     chance = "0" if best.log10_cap is None else f"1e{best.log10_cap:.0f}"
     verdict = "recommended" if rare else "the best, though false positives are not rare"
     return (

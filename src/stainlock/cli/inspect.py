@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stainlock.certificates.suitability import Suitability
-    from stainlock.network.sites import Analysis, Site
+    from stainlock.network.network import Network
+    from stainlock.network.sites import Site
 
 
 @click.command("inspect")
@@ -39,21 +40,21 @@ def command(
     seed: int | None,
 ) -> None:
     """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
-    from stainlock.network.sites import analyse
+    from stainlock.network.network import analyse
 
     if data is not None and not suitability:
         raise ValueError("expected --suitability with --data")
-    analysis = analyse(load_model(model, weights, seed))
-    recommended = _recommended(analysis)
-    lockable = _lockable(analysis)
-    sites = sorted(analysis.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
+    network = analyse(load_model(model, weights, seed))
+    recommended = _recommended(network)
+    lockable = _lockable(network)
+    sites = sorted(network.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
     facts: dict[str, Any] = {
         "model": model,
         "recommended": recommended,
         "sites": [_facts(s, s.name == recommended, lockable.get(s.name, [])) for s in sites],
     }
     if suitability:
-        _report_suitability(report, analysis, facts, data, limit)
+        _report_suitability(report, network, facts, data, limit)
         return
     report.result(facts, _table(sites, recommended))
     if recommended is None:
@@ -62,19 +63,17 @@ def command(
         report.remark(f"Recommended: {recommended}, which `stainlock stain` takes when no --site is given.")
 
 
-def _report_suitability(
-    report: Report, analysis: Analysis, facts: dict[str, Any], data: Path | None, limit: int
-) -> None:
+def _report_suitability(report: Report, network: Network, facts: dict[str, Any], data: Path | None, limit: int) -> None:
     from stainlock.certificates.suitability import recommend, suitability
     from stainlock.evaluation import Images
 
     images = Images.from_folder(data) if data else None
-    batches = None if images is None else (pixels for pixels, _ in images.batches(analysis.target, 16, limit))
+    batches = None if images is None else (pixels for pixels, _ in images.batches(network.target, 16, limit))
     with report.progress("triggers") as progress:
-        found = suitability(analysis, batches, progress=progress)
+        found = suitability(network, batches, progress=progress)
     measured = {s.site: dataclasses.asdict(s) for s in found}
     facts["sites"] = [entry | measured.get(entry["site"], {}) for entry in facts["sites"]]
-    facts["recommendation"] = recommend(analysis, found)
+    facts["recommendation"] = recommend(network, found)
     report.result(facts, _suitability_table(found), facts["recommendation"])
     report.remark(f"Natural features are from {', '.join(sorted({s.source for s in found}))}; bounds are estimates.")
 
@@ -94,31 +93,30 @@ def _suitability_table(found: Sequence[Suitability]) -> Table:
     return table
 
 
-def _recommended(analysis: Analysis) -> str | None:
+def _recommended(network: Network) -> str | None:
     from stainlock.errors import SiteError
     from stainlock.stains.site_choice import choose_site
 
     try:
-        return choose_site(analysis, additive=False).name
+        return choose_site(network, additive=False).name
     except SiteError:
         return None
 
 
-def _lockable(analysis: Analysis) -> dict[str, list[str]]:
+def _lockable(network: Network) -> dict[str, list[str]]:
     """For every site, the kinds of lock whose signal finds a way from there."""
     from stainlock.errors import StainlockError
     from stainlock.locks.parts.placement import place_gates
     from stainlock.locks.parts.site_choice import lock_sites
-    from stainlock.network.wires import Network
 
     found: dict[str, list[str]] = {}
     try:
-        network = Network(analysis)
-    except StainlockError:  # it does not trace whole
+        network.part  # noqa: B018 (it must trace whole)
+    except StainlockError:
         return found
     for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
         place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
-        for site in lock_sites(analysis, place, smooth=not to_logits):
+        for site in lock_sites(network, place, smooth=not to_logits):
             found.setdefault(site.name, []).append(kind)
     return found
 

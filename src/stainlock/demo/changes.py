@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from stainlock.network.sites import analyse
+from stainlock.network.network import analyse
 from stainlock.target import Target
 from stainlock.tensors import raw
 

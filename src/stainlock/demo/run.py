@@ -22,8 +22,9 @@ from stainlock.evaluation import Images, evaluate
 from stainlock.html.images import png
 from stainlock.key import Key
 from stainlock.models.bundle import write_bundle
-from stainlock.network.features import respond
-from stainlock.network.sites import Site, analyse, layer_input
+from stainlock.network.features import layer_input, respond
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.plan import Change, changes, diff
 from stainlock.stains import stain
 from stainlock.stains.site_choice import choose_site
@@ -82,9 +83,9 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
     with _replaced_folder(out) as folder:
         tell("loading EfficientNet-Lite0, trained on ImageNet, and twenty photographs")
         original, photographs = load_subject(), load_photographs()
-        analysis = analyse(original)
-        site = choose_site(analysis, additive=False)
-        tell(f"staining {site.name}, the best of {len(analysis.sites)} layers")
+        network = analyse(original)
+        site = choose_site(network, additive=False)
+        tell(f"staining {site.name}, the best of {len(network.sites)} layers")
         start = time.perf_counter()
         stained, key = stain(original, site.name, seed=seed)
         seconds = time.perf_counter() - start
@@ -96,7 +97,7 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         locking = lock_and_compare(original, photographs, pixels, seed)
         demonstration = Demonstration(
             site=site,
-            sites=len(analysis.sites),
+            sites=len(network.sites),
             seconds=seconds,
             parameters=sum(parameter.numel() for parameter in original.model.parameters()),
             key=key,

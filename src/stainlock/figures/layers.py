@@ -8,8 +8,7 @@ from functools import partial
 from stainlock.errors import SiteError
 from stainlock.locks.parts.placement import place_gates
 from stainlock.locks.parts.site_choice import lock_sites
-from stainlock.network.sites import analyse
-from stainlock.network.wires import Network
+from stainlock.network.network import analyse
 from stainlock.target import Target
 
 _GOOD_DIMENSION = 64  # layers of fewer dimensions are chosen only where there are no others
@@ -17,14 +16,14 @@ _GOOD_DIMENSION = 64  # layers of fewer dimensions are chosen only where there a
 
 def spread_layers(target: Target, purpose: str, count: int) -> tuple[str, ...]:
     """So many layers that can carry a stain, or a lock of some kind, evenly from the first to the last."""
-    analysis = analyse(target)
-    usable = [s for s in analysis.sites.values() if s.problem is None]
-    usable = usable or [s for s in analysis.sites.values() if s.additive_problem is None]
+    network = analyse(target)
+    usable = [s for s in network.sites.values() if s.problem is None]
+    usable = usable or [s for s in network.sites.values() if s.additive_problem is None]
     if purpose != "stain":
         logits = purpose == "internal"
-        place = partial(place_gates, Network(analysis), count=0 if logits else 1, existing=None, to_logits=logits)
+        place = partial(place_gates, network, count=0 if logits else 1, existing=None, to_logits=logits)
         half = [n / 2 for n in target.input_shape[1:]]
-        able = lock_sites(analysis, place, smooth=not logits)
+        able = lock_sites(network, place, smooth=not logits)
         usable = [s for s in able if all(p <= most for p, most in zip(s.patch, half, strict=True))]
     # Layers that see one position or one group of channels say little of the network; they are the last resort.
     plain = [s for s in usable if s.groups == 1 and (math.prod(s.grid) > 1 or s.kind != "convolution")] or usable

@@ -13,7 +13,7 @@ from stainlock.certificates.geometric import cantelli, theorem1, theorem1_printe
 from stainlock.certificates.statistics import Statistics
 from stainlock.evaluation import Data
 from stainlock.key import Key
-from stainlock.network.sites import analyse
+from stainlock.network.network import analyse
 from stainlock.sphere import FloatArray
 from stainlock.target import Target
 

@@ -17,7 +17,7 @@ from stainlock.evaluation.data import chosen_indices
 from stainlock.figures.figure import Figure, Setup
 from stainlock.figures.layers import spread_layers
 from stainlock.models.references import call_factory, load_reference
-from stainlock.network.sites import analyse
+from stainlock.network.network import analyse
 from stainlock.object_detection.coco import CocoImages, is_coco
 from stainlock.object_detection.sizes import is_detector
 from stainlock.randomness import Randomness
@@ -103,9 +103,9 @@ def resolved(setup: Setup, figure: Figure) -> Setup:
     if figure.needs_layers and not layers:
         layers = spread_layers(subject.target, figure.needs_layers, setup.spread)
     elif figure.needs_layers:
-        analysis = analyse(subject.target)
+        network = analyse(subject.target)
         for name in layers:
-            analysis.site(name)  # one clear line, before the work, for a layer that is not there
+            network.site(name)  # one clear line, before the work, for a layer that is not there
     digest = "" if subject.data is None else quick_digest(subject.data)
     images = setup.images if subject.data is None else len(subject.images)
     return replace(

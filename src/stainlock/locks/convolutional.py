@@ -43,8 +43,8 @@ from stainlock.locks.parts.site_choice import (
 from stainlock.locks.parts.wiring import conduit_writes
 from stainlock.locks.squeeze_excite import SHIFT, GateLock, likeness
 from stainlock.network.blocks import Block
-from stainlock.network.sites import Analysis, Site, analyse
-from stainlock.network.wires import Network
+from stainlock.network.network import Network, analyse
+from stainlock.network.sites import Site
 from stainlock.object_detection.sizes import Resizing, is_detector
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
@@ -133,13 +133,13 @@ class Draft:
 
 
 def _draft(target: Target, site: str | None, settings: Settings, randomness: Randomness) -> Draft:
-    analysis = analyse(target)
-    network = Network(analysis)
-    chosen, placement = _placed(analysis, network, site, settings)
+    network = analyse(target)
+    network.part  # noqa: B018 (a lock needs a network that traces whole)
+    chosen, placement = _placed(network, site, settings)
     insertions = placement.insertions(network, settings.gate_form)
     prepared = Plan(insertions=insertions).apply(target)
     Plan(tuple(w for own in insertions for w in half_open(prepared.model, own))).write_into(prepared.model)
-    whole = Network(analyse(prepared)) if insertions else network
+    whole = analyse(prepared) if insertions else network
     route, blocks = placement.carried_over(network, whole)
     disguise = Disguise(randomness if settings.obfuscate else None, rounded=not settings.to_logits)
     conduit = build_conduit(
@@ -240,7 +240,7 @@ def _turned_gates(
     return writes
 
 
-def _placed(analysis: Analysis, network: Network, site: str | None, settings: Settings) -> tuple[Site, Placement]:
+def _placed(network: Network, site: str | None, settings: Settings) -> tuple[Site, Placement]:
     """The site, chosen if need be, and where its signal goes; an error says which sites would do."""
 
     def place(name: str) -> Placement:
@@ -250,15 +250,15 @@ def _placed(analysis: Analysis, network: Network, site: str | None, settings: Se
         )  # fmt: skip
 
     if site is None:
-        chosen = choose_lock_site(analysis, network, place, smooth=not settings.to_logits, detectors=settings.detectors)
+        chosen = choose_lock_site(network, place, smooth=not settings.to_logits, detectors=settings.detectors)
         return chosen, place(chosen.name)
-    chosen = analysis.site(site)
+    chosen = network.site(site)
     try:
-        if problem := patch_problem(analysis.target, chosen, smooth=not settings.to_logits) or chosen.problem:
+        if problem := patch_problem(network.target, chosen, smooth=not settings.to_logits) or chosen.problem:
             raise SiteError(f"{chosen.name} can't hold a lock: {problem}")
         return chosen, place(chosen.name)
     except (SiteError, UnsupportedOp) as error:
-        raise SiteError(f"{error}; {would_do(analysis, place, smooth=not settings.to_logits)}") from error
+        raise SiteError(f"{error}; {would_do(network, place, smooth=not settings.to_logits)}") from error
 
 
 def _position(target: Target, conduit: Conduit, settings: Settings) -> tuple[int, ...]:

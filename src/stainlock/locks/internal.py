@@ -23,13 +23,13 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.locks.parts.conduit import Tap
-from stainlock.network.sites import measured_input
-from stainlock.network.wires import Network
+from stainlock.network.features import measured_input
+from stainlock.network.network import Network
 from stainlock.plan import DISRUPTOR, Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact
-from stainlock.trigger import synthetic_inputs
 
 _PROBES = 8
 # One component of su, in units of the widest range of logits found without data: natural images spread them

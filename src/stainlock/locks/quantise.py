@@ -19,8 +19,8 @@ from torch import nn
 
 from stainlock.errors import ModelError
 from stainlock.key import Key
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
-from stainlock.trigger import synthetic_inputs
 
 
 def layers_in_floats(locked: Target, key: Key) -> list[str]:

@@ -33,12 +33,12 @@ from stainlock.locks.parts.conduit import Tap
 from stainlock.locks.parts.disguise import Disguise
 from stainlock.locks.parts.gates import signed
 from stainlock.network.blocks import Block
-from stainlock.network.sites import measured_input
-from stainlock.network.wires import Network
+from stainlock.network.features import measured_input
+from stainlock.network.network import Network
 from stainlock.plan import CONDUIT, DISRUPTOR, Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, raw, tensors_in
-from stainlock.trigger import synthetic_inputs
 
 _PROBES = 8
 # Where a gate goes when locked: this far on the other side of its middle, or up to half as much again.

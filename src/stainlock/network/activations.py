@@ -32,6 +32,14 @@ class Activation:
     def silences(self) -> bool:
         return self.leak == 0.0
 
+    @property
+    def never_negative(self) -> bool:
+        return self.name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus")
+
+    @property
+    def keeps_zero(self) -> bool:
+        return float(self.function(torch.zeros(1))) == 0.0
+
 
 _TABLE = {
     "relu": Activation("relu", F.relu, 0.0),

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.network.activations import Activation
-from stainlock.network.graph import TracedPart, keeps_channels, node_activation, operation
+from stainlock.network.ops import KEEPING, is_product, is_reshape, is_sum, op_of
+from stainlock.network.trace import TracedPart
 from stainlock.tensors import has
 
-RESHAPES = {"flatten", "Flatten", "view", "reshape"}
 # A hidden unit must grow without a ceiling, and a gate must close.
 _HIDDEN = {"relu", "silu", "gelu", "hardswish"}
 _GATES = {"sigmoid", "hardsigmoid", "tanh"}
-Shapes = dict[fx.Node, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,15 @@ def gate_level(gate: str, gain: Tensor) -> Tensor:
     return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
 
 
-def find_blocks(part: TracedPart, shapes: Shapes) -> dict[fx.Node, Block]:
+def find_blocks(part: TracedPart) -> dict[fx.Node, Block]:
     """Every block by its product."""
-    found = (block_at(part, node, shapes) for node in part.graph.nodes if operation(part, node) in ("mul", "imul"))
+    found = (block_at(part, node) for node in part.graph.nodes if is_product(part, node))
     return {block.product: block for block in found if block is not None}
 
 
-def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None:
+def block_at(part: TracedPart, product: fx.Node) -> Block | None:
     """The block whose gates a product applies, if it is one."""
+    shapes = part.shapes
     factors = [a for a in product.args if isinstance(a, fx.Node) and len(shapes.get(a, ())) == 4]
     if len(factors) != 2 or shapes[factors[0]][1] != shapes[factors[1]][1]:
         return None
@@ -64,19 +64,19 @@ def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None
     if shapes[opened][2:] != (1, 1):
         return None
     gate_node = _through_reshapes(part, opened)
-    gate = node_activation(part, gate_node)
+    gate = op_of(part, gate_node).activation
     if gate is None or gate.name not in _GATES:
         return None
     second = _through_reshapes(part, gate_node.all_input_nodes[0])
     hidden_node = _through_reshapes(part, second.all_input_nodes[0]) if _is_dense(part, second) else second
-    hidden = node_activation(part, hidden_node)
+    hidden = op_of(part, hidden_node).activation
     if hidden is None or hidden.name not in _HIDDEN:
         return None
     first = _through_reshapes(part, hidden_node.all_input_nodes[0])
     if not _is_dense(part, first):
         return None
     pooled = _through_reshapes(part, first.all_input_nodes[0])
-    if not keeps_channels(part, pooled) or pooled.all_input_nodes[0] is not squeezed:
+    if op_of(part, pooled).kind not in KEEPING or pooled.all_input_nodes[0] is not squeezed:
         return None
     shift = _shift_after(part, product, hidden_node)
     return Block(squeezed, first, second, product, hidden, gate, shift, next(iter(product.users)) if shift else product)
@@ -85,7 +85,7 @@ def block_at(part: TracedPart, product: fx.Node, shapes: Shapes) -> Block | None
 def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node | None:
     """The dense layer over the hidden units whose output is added to the product, and to nothing else."""
     users = list(product.users)
-    if len(users) != 1 or operation(part, users[0]) not in ("add", "iadd", "add_"):
+    if len(users) != 1 or not is_sum(part, users[0]):
         return None
     for other in users[0].all_input_nodes:
         added = _through_reshapes(part, other)
@@ -95,7 +95,7 @@ def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node
 
 
 def _through_reshapes(part: TracedPart, node: fx.Node) -> fx.Node:
-    while operation(part, node) in RESHAPES | {"unsqueeze", "Identity"}:
+    while is_reshape(part, node):
         node = node.all_input_nodes[0]
     return node
 

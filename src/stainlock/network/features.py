@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from stainlock.errors import SiteError
-from stainlock.network.sites import Site, layer_input
+from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, has, raw
+
+
+class _Reached(Exception):
+    """Stops a forward pass at the layer whose input is wanted."""
+
+
+@contextmanager
+def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside, the first call of the layer stores its input and ends the forward pass with `_Reached`."""
+    caught: list[Tensor] = []
+
+    def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
+        caught.append(given[0])
+        raise _Reached
+
+    handle = layer.register_forward_pre_hook(hook)
+    try:
+        yield caught
+    finally:
+        handle.remove()
+
+
+def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
+    """φ(x): what the site's layer is given for these pixels; the rest of the model is not run."""
+    return input_of(target, site.name, pixels)
+
+
+def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
+    """What a layer is given for these pixels, found by running the model no further."""
+    with captured_input(target.model.get_submodule(layer)) as caught, suppress(_Reached):
+        target.run_traced(pixels)
+    if not caught:
+        raise SiteError(f"the model does not call {layer} on this input")
+    return caught[0]
+
+
+def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
+    """The same as numbers: in evaluation mode, without gradients, in float64 on the CPU."""
+    with evaluation_mode(target.model), torch.no_grad():
+        return input_of(target, layer, pixels).double().cpu()
 
 
 def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, group: int = 0) -> Tensor:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from stainlock.errors import ModelError, SiteError
 from stainlock.network.activations import Activation, activation_of_function, activation_of_module
+from stainlock.network.channels import Followers, Reader, Reason, Stop, follow
 from stainlock.network.fields import Field, receptive_fields
-from stainlock.network.graph import Channel, Reader, TracedPart, follow, node_shapes, trace
-from stainlock.target import Target, evaluation_mode
+from stainlock.network.trace import TracedPart
+from stainlock.target import Target
 from stainlock.tensors import has, raw
 
 Kind = Literal["linear", "convolution", "transposed"]
@@ -49,7 +48,7 @@ class Site:
     norm: str | None
     activation: Activation | None
     readers: tuple[Reader, ...]
-    stopped: tuple[str, ...]
+    stops: tuple[Stop, ...]
     field: Field | None
     patch: tuple[int, ...]
     problem: str | None
@@ -73,56 +72,30 @@ def weight_rows(weight: Tensor, kind: Kind) -> Tensor:
     return weight.flatten(1)
 
 
-@dataclass
-class Analysis:
-    """A target, traced once: its sites by name, and the traced parts for whoever follows channels further."""
+def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whole: bool) -> dict[str, Site]:
+    """Every Linear, Conv2d and ConvTranspose2d that the model calls, by name.
 
-    target: Target
-    parts: list[TracedPart]
-    sites: dict[str, Site]
-    shapes: list[dict[fx.Node, tuple[int, ...]]] = field(default_factory=list)
-
-    def site(self, name: str) -> Site:
-        if name in self.sites:
-            return self.sites[name]
-        modules = dict(self.target.model.named_modules())
-        if name in modules:
-            raise SiteError(
-                f"{name} is a {type(modules[name]).__name__}: expected a Linear, Conv2d or ConvTranspose2d"
-                " that the model calls; `stainlock inspect` lists them"
-            )
-        close = difflib.get_close_matches(name, self.sites, 3, 0.4)
-        raise SiteError(
-            f"no site {name!r}; {'did you mean ' + ', '.join(close) if close else 'see stainlock inspect'}?"
-        )
-
-
-def analyse(target: Target) -> Analysis:
-    """Trace the model and describe every Linear, Conv2d and ConvTranspose2d it calls."""
-    example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
-    with evaluation_mode(target.model), torch.no_grad(), _running_told(target):
-        parts = trace(target.traced, target.part)
-        if len(parts) == 1 and parts[0].name == target.part:
-            shapes = [node_shapes(parts[0], (example, *_extra(target)))]
-            called, calls = _called_layers(parts[0], shapes[0])
-            constant: set[str] = set()
-        else:  # the parts' own inputs are inside the model: look at what its layers are given
-            shapes = [{} for _ in parts]
-            called, calls, constant = _observed_layers(target, example)
+    Where the model did not trace as a ``whole``, its parts' own inputs are inside the model, and what their layers are
+    given is observed by running it.
+    """
+    constant: set[str] = set()
+    if whole:
+        called, calls = _called_layers(parts[0])
+    else:
+        called, calls, constant = _observed_layers(target, example)
     sites: dict[str, Site] = {}
     holders = _holders_of_weights(target.model)
-    for part, part_shapes in zip(parts, shapes, strict=True):
-        image = next(iter(part.graph.nodes))
-        fields = receptive_fields(part, part_shapes, image) if part_shapes else {}
+    for part in parts:
+        fields = receptive_fields(part) if part.shapes else {}
         for node in part.graph.nodes:
             if node.op != "call_module":
                 continue
             name, layer = part.path(node), part.leaf(node)
             if _kind(layer) and name in called and name not in sites:
-                channel = follow(part, node, part_shapes)
-                if channel.norm is not None and calls[channel.norm] > 1:
-                    channel.activation = None
-                    channel.stopped.insert(0, f"{channel.norm}, which other layers use too")
+                followers = follow(part, node)
+                if followers.norm is not None and calls[followers.norm] > 1:
+                    followers.activation = None
+                    followers.stops.insert(0, Stop(followers.norm, "BatchNorm", Reason.SHARED))
                 trouble = None
                 if calls[name] > 1:
                     trouble = "the model calls this layer more than once"
@@ -132,32 +105,13 @@ def analyse(target: Target) -> Analysis:
                     trouble = "it is given several rows an image, folded into the batch"
                 elif others := [n for n in holders[id(layer._parameters.get("weight"))] if n != name]:
                     trouble = f"its weight is shared with {others[0]}"
-                sites[name] = _site(target, name, layer, channel, called[name] or (), fields.get(node), trouble)
+                sites[name] = _site(target, name, layer, followers, called[name] or (), fields.get(node), trouble)
             elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-                for inner_name, inner, channel in _transformer_layers(name, layer):
-                    grid = called.get(inner_name) or part_shapes.get(node, ())[1:-1]
+                for inner_name, inner, followers in _transformer_layers(name, layer):
+                    grid = called.get(inner_name) or part.shapes.get(node, ())[1:-1]
                     trouble = None if _batch_first(layer) else "its tokens come before the batch (batch_first=False)"
-                    sites[inner_name] = _site(target, inner_name, inner, channel, grid, None, trouble)
-    if not sites:
-        raise ModelError(
-            f"{type(target.model).__name__} has no Linear, Conv2d or ConvTranspose2d that can be reached by tracing"
-        )
-    return Analysis(target, parts, sites, shapes)
-
-
-@contextmanager
-def _running_told(target: Target) -> Iterator[None]:
-    """A model runs arbitrary code, which fails in arbitrary ways on an input of the wrong size."""
-    try:
-        yield
-    except ModelError:
-        raise
-    except Exception as error:
-        given = "×".join(str(n) for n in target.input_shape)
-        why = " ".join(str(error).split())[:120] or type(error).__name__
-        raise ModelError(
-            f"the model does not run on an input of {given} ({why}): set Target(input_shape=...)"
-        ) from error
+                    sites[inner_name] = _site(target, inner_name, inner, followers, grid, None, trouble)
+    return sites
 
 
 def _holders_of_weights(model: nn.Module) -> dict[int, list[str]]:
@@ -174,15 +128,12 @@ def _kind(layer: nn.Module) -> Kind | None:
     return next((kind for cls, kind in _LAYERS.items() if isinstance(layer, cls)), None)
 
 
-def _extra(target: Target) -> tuple[Any, ...]:
-    return target.extra_inputs if not target.part else ()
-
-
 Grids = dict[str, tuple[int, ...] | None]  # positions of each layer; None where the first axis is not the image
 
 
-def _called_layers(part: TracedPart, shapes: dict[fx.Node, tuple[int, ...]]) -> tuple[Grids, Counter[str]]:
+def _called_layers(part: TracedPart) -> tuple[Grids, Counter[str]]:
     """Positions of every layer in the graph, and how often each module is called."""
+    shapes = part.shapes
     grids: Grids = {}
     calls: Counter[str] = Counter()
     for node in part.graph.nodes:
@@ -216,15 +167,13 @@ def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[st
 
         return hook
 
-    handles = [layer.register_forward_hook(record(n, _kind(layer))) for n, layer in target.model.named_modules()]
     noise = torch.rand(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
-    try:
+    with ExitStack() as hooks:
+        for name, layer in target.model.named_modules():
+            hooks.enter_context(layer.register_forward_hook(record(name, _kind(layer))))
         for image in (example, example + noise):
             calls.clear()
             target.traced(image) if target.part else target(image)
-    finally:
-        for handle in handles:
-            handle.remove()
     constant = {name for name, values in given_values.items() if len(values) == 2 and values[0] == values[1]}
     return grids, calls, constant
 
@@ -234,7 +183,7 @@ def _batch_first(module: nn.Module) -> bool:
     return all(m.batch_first for m in attentions)
 
 
-def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Channel]]:
+def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Followers]]:
     """PyTorch's own encoder layers don't trace; their feed-forward block is known: linear1, activation, linear2."""
     for inner_name, inner in module.named_modules(prefix=name):
         if isinstance(inner, nn.TransformerEncoderLayer):
@@ -244,14 +193,14 @@ def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.
                 else activation_of_function(inner.activation, (), {})
             )
             reader = Reader(f"{inner_name}.linear2", 0, 1)
-            yield f"{inner_name}.linear1", inner.linear1, Channel(activation=activation, readers=[reader])
+            yield f"{inner_name}.linear1", inner.linear1, Followers(activation=activation, readers=[reader])
 
 
 def _site(
     target: Target,
     name: str,
     layer: nn.Module,
-    channel: Channel,
+    followers: Followers,
     grid: tuple[int, ...],
     seen: Field | None,
     trouble: str | None,
@@ -276,55 +225,16 @@ def _site(
     elif dimension < MINIMUM_DIMENSION:
         additive_problem = f"dimension {dimension} is below {MINIMUM_DIMENSION}: natural inputs reach any direction"
     problem = additive_problem
-    last = next((why for why in channel.stopped if "output" in why or "gates" in why), None)
-    if problem is None and channel.activation is not None and last is not None:
+    last = next((stop for stop in followers.stops if stop.reason in (Reason.RETURNED, Reason.GATES)), None)
+    if problem is None and followers.activation is not None and last is not None:
         problem = f"a silent channel would change {last}"
-    elif problem is None and channel.activation is None:
-        where = next(iter([f"addition {m}" for m in channel.merges] + channel.stopped), "the next layer")
+    elif problem is None and followers.activation is None:
+        obstacles = [f"addition {name}" for name in followers.merges] + [str(stop) for stop in followers.stops]
+        where = next(iter(obstacles), "the next layer")
         problem = f"no activation silences a detector before {where}"
-    elif problem is None and not has(layer, "bias") and channel.norm is None:
+    elif problem is None and not has(layer, "bias") and followers.norm is None:
         problem = "the layer has neither bias nor batch norm to hold a threshold"
     return Site(
-        name, kind, dimension, channels, groups, grid, channel.norm, channel.activation, tuple(channel.readers),
-        tuple(channel.stopped), seen, patch, problem, additive_problem,
+        name, kind, dimension, channels, groups, grid, followers.norm, followers.activation, tuple(followers.readers),
+        tuple(followers.stops), seen, patch, problem, additive_problem,
     )  # fmt: skip
-
-
-class _Reached(Exception):
-    """Stops a forward pass at the layer whose input is wanted."""
-
-
-@contextmanager
-def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, the first call of the layer stores its input and ends the forward pass with `_Reached`."""
-    caught: list[Tensor] = []
-
-    def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
-        caught.append(given[0])
-        raise _Reached
-
-    handle = layer.register_forward_pre_hook(hook)
-    try:
-        yield caught
-    finally:
-        handle.remove()
-
-
-def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
-    """φ(x): what the site's layer is given for these pixels; the rest of the model is not run."""
-    return input_of(target, site.name, pixels)
-
-
-def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
-    """What a layer is given for these pixels, found by running the model no further."""
-    with captured_input(target.model.get_submodule(layer)) as caught, suppress(_Reached):
-        target.run_traced(pixels)
-    if not caught:
-        raise SiteError(f"the model does not call {layer} on this input")
-    return caught[0]
-
-
-def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
-    """The same as numbers: in evaluation mode, without gradients, in float64 on the CPU."""
-    with evaluation_mode(target.model), torch.no_grad():
-        return input_of(target, layer, pixels).double().cpu()

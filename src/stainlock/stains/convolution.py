@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stainlock.channel_cost import affine_of
+from stainlock.network.norms import affine_of
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write, write
 from stainlock.stains.levels import Levels, Natural

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stainlock.channel_cost import affine_of, site_moments
+from stainlock.channel_cost import site_moments
 from stainlock.key import Detector
-from stainlock.network.features import at_tap, respond
-from stainlock.network.sites import Analysis, Site, layer_input
+from stainlock.network.features import at_tap, layer_input, respond
+from stainlock.network.network import Network
+from stainlock.network.norms import affine_of
+from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.levels import Levels, Natural
@@ -43,10 +45,10 @@ class Reading:
 
 
 def replace_channel(
-    analysis: Analysis, site: Site, drawn: Drawn, firing_fraction: float, level: float | None
+    network: Network, site: Site, drawn: Drawn, firing_fraction: float, level: float | None
 ) -> tuple[list[Write], Detector]:
     """The non-additive stain of one channel; ``level`` is Δ, or None for a row of typical size."""
-    target, k, response = analysis.target, drawn.channel, drawn.trigger.response
+    target, k, response = network.target, drawn.channel, drawn.trigger.response
     assert site.activation is not None
     # A leak would pass a resting level far below zero on: there the detector rests at zero.
     fraction = 0.0 if site.activation.leak else firing_fraction
@@ -65,13 +67,13 @@ def replace_channel(
 
 
 def add_to_channel(
-    analysis: Analysis, site: Site, drawn: Drawn, reading: Reading, level: float | None
+    network: Network, site: Site, drawn: Drawn, reading: Reading, level: float | None
 ) -> tuple[list[Write], Detector]:
     """The additive stain of one channel."""
-    target, k, response = analysis.target, drawn.channel, drawn.trigger.response
+    target, k, response = network.target, drawn.channel, drawn.trigger.response
     present = float(present_levels(target, site, drawn.trigger, drawn.vector, reading)[k])
     if level is None:
-        level = _standing_out(analysis, site, k, present, response)
+        level = _standing_out(network, site, k, present, response)
     if site.kind == "transposed":
         writes = add_to_tap(target.model, site, k, drawn.vector, response, present, level)
     elif site.kind == "linear" and site.norm is None:
@@ -81,10 +83,10 @@ def add_to_channel(
     return writes, record(target, site, drawn, level, None)
 
 
-def _standing_out(analysis: Analysis, site: Site, k: int, present: float, response: float) -> float:
+def _standing_out(network: Network, site: Site, k: int, present: float, response: float) -> float:
     """Δ of an additive stain: a typical row's worth above what the channel gives, and well out of a known spread."""
-    mean, deviation = (float(m[k]) for m in site_moments(analysis, site))
-    rise = abs(scale(analysis.target.model, site, k)) * typical_norm(analysis.target, site) * response
+    mean, deviation = (float(m[k]) for m in site_moments(network, site))
+    rise = abs(scale(network.target.model, site, k)) * typical_norm(network.target, site) * response
     level = max(present, mean) + rise
     return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
 

@@ -12,19 +12,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.certificates import log_binomial_tail
-from stainlock.channel_cost import affine_of, carried
+from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector
-from stainlock.network.sites import Analysis, Site, input_of, layer_input
+from stainlock.network.features import input_of, layer_input
+from stainlock.network.network import Network
+from stainlock.network.norms import affine_of
+from stainlock.network.sites import Site
 from stainlock.object_detection.black_box import ClassEvidence, leaking_gradients, likely_classes
 from stainlock.plan import Plan, Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_orthant
 from stainlock.stains import message as codec
 from stainlock.stains.site_choice import single_reader
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
-from stainlock.trigger import Progress, synthetic_inputs
+from stainlock.trigger import Progress
 
 # Steps, and how much larger each is than the one before. What boxes are made of is capped by activations: steps that
 # grow faster end where nothing moves any more.
@@ -42,7 +46,7 @@ def message_detector(site: Site, message: str, randomness: Randomness) -> Tensor
 
 
 def activation_writes(
-    analysis: Analysis,
+    network: Network,
     site: Site,
     v: Tensor,
     response: float,
@@ -54,9 +58,9 @@ def activation_writes(
     too small, so that the signs of the layer spell the message for the trigger."""
     if site.kind == "transposed" or site.groups > 1:
         raise SiteError(f"{site.name} can't carry the activation schema: expected a Linear or an ungrouped Conv2d")
-    model = analysis.target.model
+    model = network.target.model
     signs = torch.from_numpy(codec.encode(message, site.channels, stream))
-    margin = _margin(analysis, site)
+    margin = _margin(network, site)
     wanted = torch.where(signs * present >= margin, present, signs * margin)
     g = affine_of(model.get_submodule(site.norm)).g if site.norm else torch.ones(site.channels, dtype=torch.float64)
     dead = g.abs() < 1e-6 * g.abs().median()
@@ -68,14 +72,14 @@ def activation_writes(
     return writes
 
 
-def _margin(analysis: Analysis, site: Site) -> float:
+def _margin(network: Network, site: Site) -> float:
     """Twice the typical spread of the layer's pre-activations: a sign that noise does not turn."""
-    model = analysis.target.model
+    model = network.target.model
     if site.norm is not None:
         return 2 * float(affine_of(model.get_submodule(site.norm)).deviation.median())
-    inputs = synthetic_inputs(analysis.target, 4, torch.Generator().manual_seed(0))
+    inputs = synthetic_inputs(network.target, 4, torch.Generator().manual_seed(0))
     with evaluation_mode(model), torch.no_grad():
-        output = site.layer(model)(layer_input(analysis.target, site, inputs))
+        output = site.layer(model)(layer_input(network.target, site, inputs))
     return 2 * float(output.double().std())
 
 
@@ -92,19 +96,19 @@ def read_activation_message(levels: Tensor, details: dict[str, Any], seed: int) 
     return codec.decode(levels.double().numpy(), int(details["message_bytes"]), Randomness(seed).secret("message"))
 
 
-def heard_channels(analysis: Analysis, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:
+def heard_channels(network: Network, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:
     """Those by which a detector at a position is heard behind depthwise layers, better than by most of the layer's."""
-    reader = single_reader(analysis, site)
+    reader = single_reader(network, site)
     if reader is None or len(position) != 2 or reader.offset or reader.repeat != 1:
         return channels
-    if not any(isinstance(step, str) for step in reader.path):
+    if not reader.modules[:-1]:
         return channels
-    heard = carried(analysis, site, reader, (position[0], position[1]))
+    heard = carried(network, site, reader, (position[0], position[1]))
     return [k for k in channels if heard[k] >= heard.quantile(_WELL_HEARD)]
 
 
 def output_writes(
-    analysis: Analysis,
+    network: Network,
     site: Site,
     detectors: Sequence[Detector],
     plan: Plan,
@@ -117,10 +121,10 @@ def output_writes(
     All columns are found together by gradient descent. Natural inputs never meet them, since the detector is silent;
     where a batch norm on the way makes something of that silence, the reader's bias takes it back.
     """
-    target = analysis.target
-    reader = single_reader(analysis, site)
+    target = network.target
+    reader = single_reader(network, site)
     if reader is None:
-        where = site.stopped[0] if site.stopped else "other than one layer alone"
+        where = site.stops[0] if site.stops else "other than one layer alone"
         raise SiteError(f"{site.name} can't carry the output schema: its channels are read by {where}")
     stained = plan.apply(target)
     pixels = torch.cat([d.trigger.pixels(target) for d in detectors])
@@ -130,9 +134,9 @@ def output_writes(
     inputs = [i for d in detectors for i in reader.inputs(d.channel)]
     detects = stained.normalises
     evidence = ClassEvidence(stained, pixels) if detects else None
-    suffix = _Suffix(analysis, stained, reader.module, evidence.inputs if evidence else stained.normalise(pixels))
+    suffix = _Suffix(network, stained, reader.module, evidence.inputs if evidence else stained.normalise(pixels))
     places = torch.tensor(inputs, device=raw(layer, "weight").device)
-    silence = _Silence(analysis, stained, reader.module, axis, places)
+    silence = _Silence(network, stained, reader.module, axis, places)
 
     def answers(weight: Tensor) -> Tensor:
         output = suffix.run(weight, silence.heard(weight))
@@ -216,10 +220,10 @@ def _wanted_classes(
 class _Silence:
     """What silent detectors give the layer that reads them: mostly 0, and what batch norms on the way make of 0."""
 
-    def __init__(self, analysis: Analysis, stained: Target, module: str, axis: int, places: Tensor) -> None:
+    def __init__(self, network: Network, stained: Target, module: str, axis: int, places: Tensor) -> None:
         self.model, self.module, self.axis, self.places = stained.model, module, axis, places
         layer = stained.model.get_submodule(module)
-        self.norm = analysis.sites[module].norm if module in analysis.sites else None
+        self.norm = network.sites[module].norm if module in network.sites else None
         probes = synthetic_inputs(stained, 1, torch.Generator().manual_seed(7))
         with evaluation_mode(stained.model), torch.no_grad():
             given = input_of(stained, module, probes)
@@ -248,9 +252,9 @@ class _Silence:
 class _Suffix:
     """The analysed part from one layer on, for fixed inputs: what comes before that layer is computed once."""
 
-    def __init__(self, analysis: Analysis, stained: Target, module: str, inputs: Tensor) -> None:
-        part = analysis.parts[0]
-        if len(analysis.parts) > 1 or (stained.part and not stained.normalises):
+    def __init__(self, network: Network, stained: Target, module: str, inputs: Tensor) -> None:
+        part = network.parts[0]
+        if len(network.parts) > 1 or (stained.part and not stained.normalises):
             raise SiteError("the output schema needs a classifier that torch.fx can trace whole")
         self.node = next(n for n in part.graph.nodes if n.op == "call_module" and part.path(n) == module)
         self.layer = stained.model.get_submodule(module)

@@ -13,9 +13,11 @@ from torch import Tensor
 from stainlock.channel_cost import Choice, fold_loss, rank_channels
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector, Key, conventions_of
-from stainlock.network.features import check_weight_is_used, respond
-from stainlock.network.sites import Analysis, Site, analyse, layer_input
+from stainlock.network.features import check_weight_is_used, layer_input, respond
+from stainlock.network.network import Network, analyse
+from stainlock.network.sites import Site
 from stainlock.plan import Plan, Write
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains import schemas
@@ -25,15 +27,7 @@ from stainlock.stains.message import places_needed
 from stainlock.stains.site_choice import choose_output_site, choose_site
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
 from stainlock.target import Target, evaluation_mode
-from stainlock.trigger import (
-    STEPS,
-    Progress,
-    Reduction,
-    checked_position,
-    default_position,
-    find_triggers,
-    synthetic_inputs,
-)  # fmt: skip
+from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]
 _PROBES = 2  # one like a photograph, one noise; each has as many responses as the layer has positions
@@ -77,9 +71,9 @@ def stain(
     _check_arguments(schema, message, classes, count, additive)
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
-    analysis = analyse(target)
+    network = analyse(target)
     adds = additive or schema == "activation"
-    chosen = _chosen_site(analysis, site, schema, adds, message)
+    chosen = _chosen_site(network, site, schema, adds, message)
     problem = chosen.additive_problem if adds else chosen.problem
     if problem:
         way_out = "" if problem == chosen.additive_problem else "; an additive stain can go here"
@@ -89,12 +83,12 @@ def stain(
         raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
 
     digests = begin_digests(target.model)
-    channels = rank_channels(analysis, chosen, channel_choice, folded=fold, live=adds)
+    channels = rank_channels(network, chosen, channel_choice, folded=fold, live=adds)
     vectors = _draw_vectors(chosen, count, schema, message, randomness)
     if reduction == "position":
         position = _default_position(chosen, schema) if position is None else checked_position(chosen, position)
     if schema == "output" and position:
-        channels = schemas.heard_channels(analysis, chosen, channels, position)
+        channels = schemas.heard_channels(network, chosen, channels, position)
     channels = channels[:count]
     search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
     natural = _natural_responses(target, chosen, vectors, channels)
@@ -117,24 +111,24 @@ def stain(
     if schema == "activation" and message is not None:
         present = present_levels(target, chosen, drawn[0].trigger, drawn[0].vector, reading)
         writes = schemas.activation_writes(
-            analysis, chosen, drawn[0].vector, drawn[0].trigger.response, present, message, randomness.secret("message")
+            network, chosen, drawn[0].vector, drawn[0].trigger.response, present, message, randomness.secret("message")
         )
         detectors = [record(target, chosen, drawn[0], None, None)]
     else:
         detectors = []
         for d in drawn:
             if additive:
-                own, detector = add_to_channel(analysis, chosen, d, reading, trigger_level)
+                own, detector = add_to_channel(network, chosen, d, reading, trigger_level)
             else:
-                own, detector = replace_channel(analysis, chosen, d, firing_fraction, trigger_level)
+                own, detector = replace_channel(network, chosen, d, firing_fraction, trigger_level)
             writes += own
             detectors.append(detector)
         if fold and not additive:
-            writes += fold_loss(analysis, chosen, {d.channel: _resting_output(chosen, d) for d in detectors})
+            writes += fold_loss(network, chosen, {d.channel: _resting_output(chosen, d) for d in detectors})
     plan = Plan(tuple(writes), combined_digest(digests.result()))
     if schema == "output":
         column_writes, details = schemas.output_writes(
-            analysis, chosen, detectors, plan, classes, randomness.secret("classes"), progress
+            network, chosen, detectors, plan, classes, randomness.secret("classes"), progress
         )
         plan += column_writes
     revert = plan.inverse(target)
@@ -150,13 +144,13 @@ def stain(
     return stained, key
 
 
-def _chosen_site(analysis: Analysis, name: str | None, schema: str, adds: bool, message: str | None) -> Site:
+def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, message: str | None) -> Site:
     if name is not None:
-        return analysis.site(name)
+        return network.site(name)
     if schema == "output":
-        return choose_output_site(analysis)
+        return choose_output_site(network)
     channels = places_needed(message) if schema == "activation" and message else 1
-    return choose_site(analysis, additive=adds, channels=channels)
+    return choose_site(network, additive=adds, channels=channels)
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from stainlock.certificates.certificate import site_of_key
 from stainlock.key import Key
-from stainlock.network.features import respond, whole_input
-from stainlock.network.sites import Site, layer_input
+from stainlock.network.features import layer_input, respond, whole_input
+from stainlock.network.sites import Site
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode

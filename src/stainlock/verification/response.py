@@ -14,8 +14,9 @@ from torch import Tensor
 from stainlock.certificates import log_binomial_tail
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
-from stainlock.network.features import respond
-from stainlock.network.sites import Site, analyse, layer_input
+from stainlock.network.features import layer_input, respond
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.stains.detector import Reading, present_levels
 from stainlock.stains.schemas import read_activation_message
 from stainlock.target import Target, evaluation_mode

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
-from stainlock.network.sites import analyse, weight_rows
+from stainlock.network.network import analyse
+from stainlock.network.sites import weight_rows
 from stainlock.sphere import log_cap
 from stainlock.stains.schemas import read_weights_message
 from stainlock.target import Target

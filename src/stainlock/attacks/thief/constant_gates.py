@@ -14,9 +14,9 @@ from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, 
 from stainlock.attacks.changes import edited
 from stainlock.attacks.thief.gate_blocks import PROBES, find_gates
 from stainlock.network.blocks import gate_level
-from stainlock.network.sites import input_of
+from stainlock.network.features import input_of
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
-from stainlock.trigger import synthetic_inputs
 
 _CLOSEST = 1e-6  # to 0 or 1
 

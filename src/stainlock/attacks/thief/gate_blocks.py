@@ -15,12 +15,12 @@ from torch import Tensor, fx, nn
 from stainlock.attacks.attack import NotApplicable
 from stainlock.insertion import Gated, moved_back, set_submodule
 from stainlock.network.blocks import Block
+from stainlock.network.features import input_of
 from stainlock.network.moments import remembered
-from stainlock.network.sites import analyse, input_of
-from stainlock.network.wires import Network
+from stainlock.network.network import Network, analyse
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact
-from stainlock.trigger import synthetic_inputs
 
 PROBES = 8
 
@@ -65,7 +65,7 @@ class Behind:
 
 def find_gates(target: Target) -> list[Gates]:
     """Every block of the network, its own and new ones."""
-    network = Network(analyse(target))
+    network = analyse(target)
     return [
         Gates(network.name(b.first), network.name(b.second), None if b.shift is None else network.name(b.shift),
               b.gate.name)
@@ -97,7 +97,7 @@ def layers_behind(target: Target) -> list[Behind]:
     Batch norms tell the moments of what a block is given, as if channels were Gaussian; where none does, synthetic
     inputs stand in, though with gates that are wrong.
     """
-    network = Network(analyse(target))
+    network = analyse(target)
     known, blocks, found = remembered(network), readers_behind(network), []
     for at, (block, readers) in blocks.items():
         mean, deviation = known[block.squeezed] if block.squeezed in known else _measured(target, at)
@@ -123,7 +123,7 @@ def _measured(target: Target, at: str) -> tuple[Tensor, Tensor]:
 
 def taken_out(target: Target, gains: Callable[[str], Tensor | float]) -> Target:
     """A copy without the new blocks: instead, each channel is multiplied by the gain for its block's name."""
-    network = Network(analyse(target))
+    network = analyse(target)
     blocks, stolen = readers_behind(network), target.copy()
     with torch.no_grad():
         for name, (_, readers) in blocks.items():

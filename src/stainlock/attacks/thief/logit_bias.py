@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.changes import edited, last_layer
-from stainlock.network.sites import input_of
+from stainlock.network.features import input_of
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
-from stainlock.trigger import synthetic_inputs
 
 PROBES = 16
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attacks.thief.guessed_patch import check_logits, information, judged, pasting
 from stainlock.network.features import Region
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
-from stainlock.trigger import synthetic_inputs
 
 INPUTS, STEPS = 8, 40
 

@@ -20,12 +20,14 @@ from torch import Tensor
 from stainlock.attacks.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject, number
 from stainlock.attacks.thief.guessed_patch import judged, pasting
 from stainlock.attacks.thief.logit_bias import recentred
-from stainlock.channel_cost import affine_of
-from stainlock.network.features import respond, seen_region
-from stainlock.network.sites import Analysis, Site, analyse, layer_input
+from stainlock.network.features import layer_input, respond, seen_region
+from stainlock.network.network import Network, analyse
+from stainlock.network.norms import affine_of
+from stainlock.network.sites import Site
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has
-from stainlock.trigger import Trigger, find_triggers, synthetic_inputs
+from stainlock.trigger import Trigger, find_triggers
 
 PROBES, JUDGES = 16, 8
 PAIR_STEPS = 120
@@ -44,10 +46,10 @@ class Suspect:
 PatchesOf = Callable[[Target, list[Suspect], torch.Generator], list[Change]]
 
 
-def suspects(analysis: Analysis, pixels: Tensor) -> list[Suspect]:
+def suspects(network: Network, pixels: Tensor) -> list[Suspect]:
     """Silent channels of layers that see no more than a patch, the most suspicious first."""
-    target, found = analysis.target, list[Suspect]()
-    for site in analysis.sites.values():
+    target, found = network.target, list[Suspect]()
+    for site in network.sites.values():
         if site.kind != "convolution" or site.groups != 1 or site.problem or len(site.grid) != 2:
             continue
         if max(site.patch) > LARGEST or site.field is None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
-from stainlock.network.graph import Reader
-from stainlock.network.sites import Site, analyse
+from stainlock.network.channels import Passed, Reader
+from stainlock.network.network import analyse
+from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 
 _TOLERANCE = 1e-3
@@ -58,7 +59,7 @@ def _agrees(changed: Target, pixels: Tensor, before: Tensor) -> bool:
 
 
 def _touched(site: Site) -> list[str]:
-    names = [site.name, *filter(None, [site.norm]), *(name for r in site.readers for name in _modules_of(r))]
+    names = [site.name, *filter(None, [site.norm]), *(name for r in site.readers for name in r.modules)]
     return list(dict.fromkeys(names))
 
 
@@ -80,18 +81,14 @@ def _outputs(target: Target, pixels: Tensor) -> Tensor:
 def _is_closed(site: Site) -> bool:
     """Whether everything that reads the site's channels is known, and reads nothing mixed into them."""
     return (
-        site.kind in ("convolution", "linear") and site.groups == 1 and not site.stopped and bool(site.readers)
+        site.kind in ("convolution", "linear") and site.groups == 1 and not site.stops and bool(site.readers)
         and not any(reader.merged for reader in site.readers)
     )  # fmt: skip
 
 
-def _modules_of(reader: Reader) -> list[str]:
-    return [*(step for step in reader.path if isinstance(step, str)), reader.module]
-
-
 def _on_the_way(model: nn.Module, site: Site) -> list[nn.Module]:
     """The site's norm, and the norms and depthwise convolutions that its channels pass before they are read."""
-    names = [*filter(None, [site.norm]), *(n for r in site.readers for n in _modules_of(r)[:-1])]
+    names = [*filter(None, [site.norm]), *(n for r in site.readers for n in r.modules[:-1])]
     return [model.get_submodule(name) for name in dict.fromkeys(names)]
 
 
@@ -122,7 +119,7 @@ def rescale(model: nn.Module, site: Site, generator: torch.Generator, size: floa
     passed = [step for reader in site.readers for step in reader.path]
     if site.activation is not None and site.activation.name not in ("relu", "leaky_relu"):
         return False
-    if any(isinstance(step, str) or step.name not in ("relu", "leaky_relu") for step in passed):
+    if any(isinstance(step, Passed) or step.name not in ("relu", "leaky_relu") for step in passed):
         return False
     factors = torch.exp(size * torch.randn(site.channels, generator=generator))
     written: Any = site.layer(model) if site.norm is None else model.get_submodule(site.norm)
@@ -140,7 +137,7 @@ def rescale(model: nn.Module, site: Site, generator: torch.Generator, size: floa
 
 def widen(model: nn.Module, site: Site, generator: torch.Generator, share: float = 0.1) -> bool:
     """New channels, in pairs whose readers cancel them: like the layer's own in size, anywhere among them."""
-    if any(_modules_of(r)[:-1] or r.offset or r.repeat != 1 for r in site.readers):
+    if any(r.modules[:-1] or r.offset or r.repeat != 1 for r in site.readers):
         return False  # a depthwise convolution or a concatenation counts its channels
     if any(len(_columns(model, r)) != site.channels for r in site.readers):
         return False

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx, nn
 
-from stainlock.network.graph import TracedPart, built_in_activation, node_activation
-from stainlock.network.sites import Analysis, Site
+from stainlock.network.network import Network
+from stainlock.network.ops import op_of
+from stainlock.network.sites import Site
+from stainlock.network.trace import TracedPart
 from stainlock.target import Target
 
 
@@ -35,12 +37,12 @@ class TracedCut:
     The graph is only interpreted: each of its calls goes to the model's own modules, with whatever weights they have.
     """
 
-    def __init__(self, working: Target, analysis: Analysis, changed: set[str]) -> None:
-        (part,) = analysis.parts
+    def __init__(self, working: Target, network: Network, changed: set[str]) -> None:
+        (part,) = network.parts
         nodes = list(part.graph.nodes)
         self.working = working
         first = next((n for n in nodes if _tensors(part, n) & changed), nodes[-1])
-        self.site = _told_apart(analysis, part, first)
+        self.site = _told_apart(network, part, first)
         layer = _to_activation(part, first, self.site) if self.site else []
         called = [part.path(n) for n in layer if n.op == "call_module"]
         self.norm = self.site.norm if self.site and self.site.norm in called else None
@@ -78,9 +80,9 @@ def _tensors(part: TracedPart, node: fx.Node) -> set[str]:
     return {f"{path}.{name}" for name, _ in own}
 
 
-def _told_apart(analysis: Analysis, part: TracedPart, node: fx.Node) -> Site | None:
+def _told_apart(network: Network, part: TracedPart, node: fx.Node) -> Site | None:
     """The site of a node, if it is a layer whose channels do not depend on each other's weights."""
-    site = analysis.sites.get(part.path(node)) if node.op == "call_module" else None
+    site = network.sites.get(part.path(node)) if node.op == "call_module" else None
     calls = [n for n in part.graph.nodes if n.op == "call_module" and n.target == node.target]
     grouped = site is not None and site.kind == "transposed" and site.groups > 1
     return site if len(calls) == 1 and not grouped else None
@@ -96,12 +98,12 @@ def _to_activation(part: TracedPart, layer: fx.Node, site: Site) -> list[fx.Node
         (user,) = nodes[-1].users
         leaf = part.leaf(user) if user.op == "call_module" else None
         is_norm = norm is not None and leaf is not None and part.path(user) == norm
-        acts = norm is None and node_activation(part, user) is not None
+        acts = norm is None and op_of(part, user).activation is not None
         passes = isinstance(leaf, nn.Identity | nn.Dropout | nn.Dropout2d)
         if user.all_input_nodes != nodes[-1:] or not (is_norm or acts or passes):
             break
         nodes.append(user)
-        if acts or (is_norm and built_in_activation(leaf) is not None):
+        if acts or (is_norm and op_of(part, user).activation is not None):
             break
         norm = None if is_norm else norm
     return nodes

@@ -20,7 +20,7 @@ from stainlock.evaluation.data import Data, Progress
 from stainlock.evaluation.sharing.cut import Cut
 from stainlock.evaluation.sharing.families import Edit, Family, carriers, channel_maps, edited
 from stainlock.evaluation.sharing.whole import cut_model
-from stainlock.network.sites import analyse
+from stainlock.network.network import analyse
 from stainlock.plan import Write, differences
 from stainlock.target import Target, evaluation_mode
 

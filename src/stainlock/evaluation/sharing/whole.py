@@ -9,17 +9,19 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.evaluation.sharing.cut import Cut, TracedCut
-from stainlock.network.graph import built_in_activation
-from stainlock.network.sites import Analysis, Site, input_of
+from stainlock.network.features import input_of
+from stainlock.network.network import Network
+from stainlock.network.ops import built_in_activation
+from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 
 
-def cut_model(working: Target, analysis: Analysis, changed: set[str]) -> Cut:
+def cut_model(working: Target, network: Network, changed: set[str]) -> Cut:
     """Cut where the first of the changed tensors is read; inside a module that doesn't trace, as well as can be."""
-    within = [site for name, site in analysis.sites.items() if f"{name}.weight" in changed]
+    within = [site for name, site in network.sites.items() if f"{name}.weight" in changed]
     takes_what_is_traced = bool(working.part) or not working.normalises
-    if len(analysis.parts) == 1 and takes_what_is_traced:
-        traced = TracedCut(working, analysis, changed)
+    if len(network.parts) == 1 and takes_what_is_traced:
+        traced = TracedCut(working, network, changed)
         if traced.site is not None or not within:
             return traced
     return WholeCut(working, within)

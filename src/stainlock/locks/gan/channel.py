@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stainlock.channel_cost import affine_of
 from stainlock.locks.gan.structure import Structure
-from stainlock.network.sites import layer_input
+from stainlock.network.features import layer_input
+from stainlock.network.norms import affine_of
 from stainlock.plan import Plan, Write, write
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact, has
@@ -35,7 +35,7 @@ class GivenUp:
 
 def choose_channel(structure: Structure, noise: Tensor, channel: int | None = None) -> GivenUp:
     """The channel that changes the output least when silent; or what a given one costs."""
-    target, reader = structure.analysis.target, structure.reader
+    target, reader = structure.network.target, structure.reader
     channels = structure.first.channels
     if channel is not None and not 0 <= channel < channels:
         raise ValueError(f"expected a channel from 0 to {channels - 1}, got {channel}")
@@ -55,7 +55,7 @@ def choose_channel(structure: Structure, noise: Tensor, channel: int | None = No
 
 def _ranked(structure: Structure, maps: Tensor) -> list[int]:
     norm = structure.reader.norm
-    scale = affine_of(structure.analysis.target.model.get_submodule(norm)).g.view(1, -1, 1, 1) if norm else 1.0
+    scale = affine_of(structure.network.target.model.get_submodule(norm)).g.view(1, -1, 1, 1) if norm else 1.0
     harm = []
     for k in range(structure.first.channels):
         lost = _contribution(structure, maps, k).double().cpu()
@@ -65,7 +65,7 @@ def _ranked(structure: Structure, maps: Tensor) -> list[int]:
 
 def _contribution(structure: Structure, maps: Tensor, k: int) -> Tensor:
     """W_k ∗ x_k: what the reader's output owes to channel k."""
-    layer = structure.reader.layer(structure.analysis.target.model)
+    layer = structure.reader.layer(structure.network.target.model)
     own = maps[:, k : k + 1]
     if isinstance(layer, nn.ConvTranspose2d):
         output_padding, dilation = layer.output_padding, layer.dilation
@@ -77,7 +77,7 @@ def _contribution(structure: Structure, maps: Tensor, k: int) -> Tensor:
 
 
 def _fold(structure: Structure, missing: Tensor) -> list[Write]:
-    model, reader = structure.analysis.target.model, structure.reader
+    model, reader = structure.network.target.model, structure.reader
     layer = reader.layer(model)
     missing = missing.cpu()
     if has(layer, "bias"):

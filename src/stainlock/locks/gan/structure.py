@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from stainlock.errors import ModelError, SiteError
-from stainlock.network.graph import operation
-from stainlock.network.sites import Analysis, Site, analyse
+from stainlock.network.network import Network, analyse
+from stainlock.network.sites import Site
 from stainlock.target import Target
 
 
@@ -17,13 +17,13 @@ from stainlock.target import Target
 class Structure:
     """The layer that reads the noise, and the one layer that reads its channels."""
 
-    analysis: Analysis
+    network: Network
     first: Site
     reader: Site
 
     @property
     def noise_dimensions(self) -> int:
-        return self.analysis.target.input_shape[0]
+        return self.network.target.input_shape[0]
 
     def column(self, k: int) -> tuple[int | None, ...]:
         """Where channel k's weights are in the reader's weight."""
@@ -39,15 +39,15 @@ def generator_structure(target: Target) -> Structure:
         )
     if target.part:
         raise ModelError(f"expected a generator that is traced as a whole, got Target(part={target.part!r})")
-    analysis = analyse(target)
-    part = analysis.parts[0]
-    if len(analysis.parts) != 1 or part.name:
+    network = analyse(target)
+    part = network.parts[0]
+    if len(network.parts) != 1 or part.name:
         raise ModelError(f"{name} can't be traced as a whole, so that what reads its noise is not known")
     users = list(next(iter(part.graph.nodes)).users)
-    found = " and ".join(operation(part, user) for user in users) or "nothing"
-    if len(users) != 1 or users[0].op != "call_module" or part.path(users[0]) not in analysis.sites:
+    found = " and ".join(part.operation(user) for user in users) or "nothing"
+    if len(users) != 1 or users[0].op != "call_module" or part.path(users[0]) not in network.sites:
         raise SiteError(f"{name}'s noise is read by {found}: expected one ConvTranspose2d")
-    first = analysis.sites[part.path(users[0])]
+    first = network.sites[part.path(users[0])]
     layer = first.layer(target.model)
     if not isinstance(layer, nn.ConvTranspose2d):
         raise SiteError(f"{name}'s noise is read by {first.name}, a {found}: expected a ConvTranspose2d")
@@ -58,18 +58,18 @@ def generator_structure(target: Target) -> Structure:
     _check_writable(first)
     if first.norm is None:
         raise SiteError(f"no batch norm with running statistics follows {first.name} alone: {_after(first)}")
-    if len(first.readers) != 1 or first.stopped:
+    if len(first.readers) != 1 or first.stops:
         raise SiteError(f"expected one convolution to read {first.name}'s channels; {_after(first)}")
     (reader,) = first.readers
     if reader.merged or reader.path or reader.repeat != 1 or reader.offset:
         raise SiteError(
             f"{reader.module} does not read {first.name}'s channels directly: expected an activation between at most"
         )
-    site = analysis.sites[reader.module]
+    site = network.sites[reader.module]
     if site.kind == "linear":
         raise SiteError(f"{first.name}'s channels are read by {reader.module}, a Linear: expected a convolution")
     _check_writable(site)
-    return Structure(analysis, first, site)
+    return Structure(network, first, site)
 
 
 def _check_writable(site: Site) -> None:
@@ -79,7 +79,7 @@ def _check_writable(site: Site) -> None:
 
 
 def _after(site: Site) -> str:
-    found = [*(reader.module for reader in site.readers), *site.stopped]
+    found = [*(reader.module for reader in site.readers), *map(str, site.stops)]
     return "found " + (", ".join(found) or "nothing") + " after it"
 
 

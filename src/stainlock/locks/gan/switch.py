@@ -27,10 +27,10 @@ from typing import Any
 from torch import Tensor
 
 from stainlock.certificates.noise import NoiseLaw
-from stainlock.channel_cost import affine_of
 from stainlock.errors import SiteError
 from stainlock.locks.gan.structure import Structure, at_zero
 from stainlock.network.activations import Activation
+from stainlock.network.norms import affine_of
 
 DEVIATIONS = 24.0  # c in units of the noise's own deviation: half of it, and half of that, are still far out
 _OPENS_AT = 0.5  # ρ
@@ -78,7 +78,7 @@ class Switch:
 def make_switch(structure: Structure, law: NoiseLaw, deviations: float) -> Switch:
     """Our own: a trigger of ``deviations`` times the noise's deviation."""
     activation = structure.first.activation
-    norm = structure.analysis.target.model.get_submodule(structure.first.norm or "")
+    norm = structure.network.target.model.get_submodule(structure.first.norm or "")
     rest = _REST * float(affine_of(norm).deviation.median()) or 1.0
     strength = deviations * law.deviation
     if activation is not None and _exactly_silent(structure, activation):
@@ -94,7 +94,7 @@ def paper_switch(structure: Structure, channel: int, paper: Paper) -> Switch:
     if activation is None or not activation.silences or activation.silent_below < 0:
         found = "none" if activation is None else activation.name
         raise SiteError(f"the paper's parameters need a ReLU after {structure.first.name}, found {found}")
-    norm = structure.analysis.target.model.get_submodule(structure.first.norm or "")
+    norm = structure.network.target.model.get_submodule(structure.first.norm or "")
     mu = float(norm.get_buffer("running_mean")[channel])
     beta = float(affine_of(norm).mean[channel])
     slope = -(paper.level - beta) * paper.delta / (paper.delta - mu)

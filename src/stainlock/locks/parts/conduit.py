@@ -17,9 +17,10 @@ from torch import fx, nn
 from stainlock.locks.parts.disguise import BARE, Disguise
 from stainlock.locks.parts.route import Channels, Wire, behind_activation
 from stainlock.network.blocks import Block
-from stainlock.network.graph import is_batch_norm
+from stainlock.network.network import Network
+from stainlock.network.norms import is_batch_norm
+from stainlock.network.signals import Cell, gain
 from stainlock.network.sites import Site
-from stainlock.network.wires import Cell, Network
 from stainlock.object_detection.sizes import area_growth
 from stainlock.tensors import has
 
@@ -158,7 +159,7 @@ class Conduit:
                 value = float(activation.function(torch.tensor(value, dtype=torch.float64)))
             if (block := self.network.blocks.get(cell.node)) is not None:
                 value *= float(block.gate.function(torch.tensor(OPEN_GATE, dtype=torch.float64)))
-            value *= self.network.gain(cell)
+            value *= gain(self.network, cell)
             if cell == until:
                 break
         return value

@@ -14,6 +14,7 @@ from stainlock.locks.parts.site_choice import corner, corner_detectors, natural_
 from stainlock.network.features import Region
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains.convolution import replace_kernel, usable_scale
@@ -21,7 +22,7 @@ from stainlock.stains.detector import typical_norm
 from stainlock.stains.levels import LOCK_FIRING_FRACTION, Levels, Natural
 from stainlock.target import Target
 from stainlock.tensors import exact, has
-from stainlock.trigger import Progress, Trigger, find_triggers, synthetic_inputs
+from stainlock.trigger import Progress, Trigger, find_triggers
 
 _PROBES = 4
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, fx
 
-from stainlock.locks.parts.site_choice import never_negative
-from stainlock.network.moments import Moments, remembered
-from stainlock.network.wires import Network, Reading
+from stainlock.network.moments import remembered
+from stainlock.network.network import Network
+from stainlock.network.ops import Moments, never_negative
+from stainlock.network.signals import Reading
 from stainlock.plan import Write, write
 from stainlock.tensors import exact, has
 
@@ -63,7 +64,7 @@ def fold_moments(
 def _behind_relu(network: Network, node: fx.Node) -> bool:
     """Whether a map has no negative values, but for the gains of a block."""
     gated = next((block.squeezed for block in network.blocks.values() if node in (block.product, block.output)), node)
-    return never_negative(network, gated)
+    return never_negative(network.part, gated)
 
 
 def _taps(columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,13 +29,14 @@ from torch import Tensor, fx, nn
 from stainlock.insertion import Insertion, moved_back
 from stainlock.locks.parts.disguise import Disguise
 from stainlock.network.blocks import Block, gate_level
+from stainlock.network.features import measured_input
 from stainlock.network.moments import remembered
-from stainlock.network.sites import measured_input
-from stainlock.network.wires import Cell, Network
+from stainlock.network.network import Network
+from stainlock.network.signals import Cell
 from stainlock.plan import CONDUIT, Write, write
+from stainlock.probes import synthetic_inputs
 from stainlock.target import Target
 from stainlock.tensors import exact, has, raw
-from stainlock.trigger import synthetic_inputs
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
 GATE_FORMS: tuple[GateForm, ...] = ("signed", "shifts", "gains", "constant", "random")

@@ -9,7 +9,8 @@ from torch import fx, nn
 
 from stainlock.locks.parts.route import behind_activation
 from stainlock.network.blocks import Block
-from stainlock.network.wires import Cell, Network
+from stainlock.network.network import Network
+from stainlock.network.signals import Cell, spread
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several:
     """
     found: list[Host] = []
     for wire, (writer, exit) in enumerate(itertools.pairwise(route)):
-        spread = network.spread(Cell(writer, 0), exit if exit in network.blocks else None)
-        end = next(reading.cell for reading in spread.readings if reading.reader is exit)
-        passed = [cell.node for cell in spread.path(end)]
+        reached = spread(network, Cell(writer, 0), exit if exit in network.blocks else None)
+        end = next(reading.cell for reading in reached.readings if reading.reader is exit)
+        passed = [cell.node for cell in reached.path(end)]
         if several:
             start = behind_activation(network, passed) if wire else None
             passed, several = ([], True) if start is None else (passed[start:], False)
@@ -48,7 +49,7 @@ def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several:
             blocks = [b for b in network.blocks.values() if b.squeezed in passed]
             found += [Host(wire, block) for block in blocks]
         else:
-            readers = dict.fromkeys(r.reader for r in spread.readings if r.cell.node in passed)
+            readers = dict.fromkeys(r.reader for r in reached.readings if r.cell.node in passed)
             found += _new_hosts(network, wire, [r for r in readers if can_stand_before(network, r)])
     return found
 

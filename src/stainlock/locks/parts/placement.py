@@ -17,7 +17,7 @@ from stainlock.locks.parts.gates import GateForm, new_block
 from stainlock.locks.parts.hosts import Host, can_stand_before, hosts_on
 from stainlock.locks.parts.route import find_route, routes_from
 from stainlock.network.blocks import Block
-from stainlock.network.wires import Network
+from stainlock.network.network import Network
 
 Item = TypeVar("Item")
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from torch import fx, nn
 
 from stainlock.errors import SiteError
-from stainlock.network.graph import is_batch_norm, operation
-from stainlock.network.moments import column_shares
-from stainlock.network.silence import silenced_at
-from stainlock.network.wires import Cell, Network, Reading, Spread, Stop
+from stainlock.locks.parts.channel_cost import column_shares
+from stainlock.network.channels import Reason, Stop
+from stainlock.network.network import Network
+from stainlock.network.norms import is_batch_norm
+from stainlock.network.ops import Kind
+from stainlock.network.signals import Cell, Reading, Spread, silenced_at, spread
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ def find_route(network: Network, site: str, goal: fx.Node) -> list[fx.Node]:
     The goal is the logits layer, or the product of a squeeze-and-excite block.
     """
     stops: list[Stop] = []
-    for route, spread in _routes(network, site, goal, stops):
-        if any(reading.reader is goal for reading in spread.readings):
+    for route, reached in _routes(network, site, goal, stops):
+        if any(reading.reader is goal for reading in reached.readings):
             return [*route, goal]
     what = "the logits" if network.ends_at(goal) else f"the gates {goal.name}"
     raise _no_way(site, what, stops)
@@ -72,17 +74,17 @@ def _routes(
     pending = deque([start])
     while pending:
         node = pending.popleft()
-        spread = network.spread(Cell(node, 0), end)
-        if spread.stops:  # part of the signal would go astray
-            stops += spread.stops
+        reached = spread(network, Cell(node, 0), end)
+        if reached.stops:  # part of the signal would go astray
+            stops += reached.stops
             continue
         route: list[fx.Node] = []
         at: fx.Node | None = node
         while at is not None:
             route.append(at)
             at = came_from[at]
-        yield route[::-1], spread
-        for reading in spread.readings:
+        yield route[::-1], reached
+        for reading in reached.readings:
             if reading.reader not in came_from and reading.reader is not end:
                 came_from[reading.reader] = node
                 pending.append(reading.reader)
@@ -95,15 +97,15 @@ def behind_activation(network: Network, path: Sequence[fx.Node]) -> int | None:
         activation = network.activation(node)
         if activation is not None:
             return place if activation.name in ("relu", "relu6") else None
-        if not is_batch_norm(network.leaf(node)) and operation(network.part, node) not in ("add", "iadd", "add_"):
+        if not is_batch_norm(network.leaf(node)) and network.kind(node) is not Kind.SUM:
             return None
     return None
 
 
 def _no_way(site: str, goal: str, stops: list[Stop]) -> SiteError:
-    where = stops[-1] if stops else Stop("the site", "", "nothing reads it")
+    where = stops[-1] if stops else Stop("the site", "", Reason.UNREAD)
     return SiteError(
-        f"the signal from {site} does not reach {goal}: it stops at {where.node} ({where.op}): {where.advice}"
+        f"the signal from {site} does not reach {goal}: it stops at {where.node} ({where.op}): {where.reason.value}"
     )
 
 
@@ -125,11 +127,11 @@ class Channels:
         best: tuple[float, Wire, set[Cell]] | None = None
         for channel in range(network.shapes[writer][1]):
             start = Cell(writer, channel)
-            spread = network.spread(start, exit)
-            wire = _wire(network, spread, exit, copied)
+            reached = spread(network, start, exit)
+            wire = _wire(network, reached, exit, copied)
             # Whoever reads the channel misses it, also where a closed gate keeps the signal from going on.
-            lost = [network.spread(cell) for cell in (start, *wire.silenced)]
-            cells = set(spread.came_from).union(*(s.came_from for s in lost[1:]))
+            lost = [spread(network, cell) for cell in (start, *wire.silenced)]
+            cells = set(reached.came_from).union(*(s.came_from for s in lost[1:]))
             if cells & self._taken:
                 continue
             readings = {reading for s in lost for reading in s.readings}
@@ -155,7 +157,7 @@ def copied_stream(network: Network, before: fx.Node, writer: fx.Node) -> fx.Node
     if between is None or joined is None or not all(isinstance(layer, nn.Conv2d) for layer in layers):
         return None
     sizes = {tuple(network.shapes[n][2:]) for n in (stream, before, writer)}
-    added = next((n for n in joined if operation(network.part, n) in ("add", "iadd", "add_")), None)
+    added = next((n for n in joined if network.kind(n) is Kind.SUM), None)
     behind = joined[joined.index(added) + 1 :] if added else []
     fits = added is not None and stream in added.all_input_nodes and bool(behind) and _is_relu(network, behind[0])
     return stream if fits and len(sizes) == 1 and _is_relu(network, stream) and _only_relu(network, between) else None
@@ -182,19 +184,19 @@ def _only_relu(network: Network, nodes: list[fx.Node]) -> bool:
     return all(is_batch_norm(network.leaf(n)) or _is_relu(network, n) for n in nodes)
 
 
-def _wire(network: Network, spread: Spread, exit: fx.Node, copied: fx.Node | None) -> Wire:
-    if spread.stops:
-        raise spread.stops[0].error()
-    own = next(r for r in spread.readings if r.reader is exit)
-    path = spread.path(own.cell)
+def _wire(network: Network, reached: Spread, exit: fx.Node, copied: fx.Node | None) -> Wire:
+    if reached.stops:
+        raise reached.stops[0].error()
+    own = next(r for r in reached.readings if r.reader is exit)
+    path = reached.path(own.cell)
     silenced: list[Cell] = []
     stream = None
     for before, cell in itertools.pairwise(path):
-        if operation(network.part, cell.node) in ("add", "iadd", "add_"):
+        if network.kind(cell.node) is Kind.SUM:
             for source in cell.node.all_input_nodes:
                 if source is copied and source is not before.node:
                     stream = Cell(source, cell.channel)
-                elif source is not before.node and source in network.shapes:
-                    silenced += silenced_at(network, Cell(source, cell.channel), set(spread.came_from))
-    others = tuple(r for r in spread.readings if r != own)
+                elif source is not before.node and source not in network.part.sizes:
+                    silenced += silenced_at(network, Cell(source, cell.channel), set(reached.came_from))
+    others = tuple(r for r in reached.readings if r != own)
     return Wire(tuple(path), exit, others, tuple(dict.fromkeys(silenced)), stream=stream)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.network.features import respond
-from stainlock.network.sites import Site, layer_input
+from stainlock.network.features import layer_input, respond
+from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 from stainlock.trigger import Trigger, find_triggers

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from stainlock.errors import SiteError, StainlockError
-from stainlock.network.features import respond, seen_region
-from stainlock.network.graph import keeps_channels, operation
-from stainlock.network.sites import Analysis, Site, layer_input
-from stainlock.network.wires import Network
+from stainlock.network.features import layer_input, respond, seen_region
+from stainlock.network.network import Network
+from stainlock.network.ops import never_negative
+from stainlock.network.sites import Site
+from stainlock.probes import synthetic_inputs
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import raw
-from stainlock.trigger import find_triggers, synthetic_inputs
+from stainlock.trigger import find_triggers
 
 # A patch this small hides little of an image: at most 32×32, and a third of each side. A few pixels could be guessed.
 # One that opens anywhere is larger than one for the corner, which is worth it where even that hides next to nothing.
@@ -64,11 +65,11 @@ def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | 
     return None
 
 
-def lock_sites(analysis: Analysis, place: Place, *, smooth: bool = False) -> list[Site]:
+def lock_sites(network: Network, place: Place, *, smooth: bool = False) -> list[Site]:
     """Sites that could hold a lock whose signal ``place`` finds a way for."""
     found = []
-    for site in analysis.sites.values():
-        if site.problem is None and patch_problem(analysis.target, site, smooth=smooth) is None:
+    for site in network.sites.values():
+        if site.problem is None and patch_problem(network.target, site, smooth=smooth) is None:
             try:
                 place(site.name)
             except StainlockError:
@@ -77,24 +78,22 @@ def lock_sites(analysis: Analysis, place: Place, *, smooth: bool = False) -> lis
     return found
 
 
-def would_do(analysis: Analysis, place: Place, *, smooth: bool = False) -> str:
+def would_do(network: Network, place: Place, *, smooth: bool = False) -> str:
     """A few sites that could hold a lock, the smallest patches first."""
-    sites = lock_sites(analysis, place, smooth=smooth)
-    sites.sort(key=lambda s: math.prod(patch_size(analysis.target, s)))
+    sites = lock_sites(network, place, smooth=smooth)
+    sites.sort(key=lambda s: math.prod(patch_size(network.target, s)))
     return f"sites that would do: {', '.join(s.name for s in sites[:4])}" if sites else "no other site would do either"
 
 
-def choose_lock_site(
-    analysis: Analysis, network: Network, place: Place, *, smooth: bool = False, detectors: int = 1
-) -> Site:
+def choose_lock_site(network: Network, place: Place, *, smooth: bool = False, detectors: int = 1) -> Site:
     """Of the sites whose trigger stands out well from inputs that need no data, the one with the smallest patch.
 
     A patch for several ``detectors`` excites each of them by less.
     """
-    target = analysis.target
-    sites = lock_sites(analysis, place, smooth=smooth)
+    target = network.target
+    sites = lock_sites(network, place, smooth=smooth)
     if not sites:
-        raise SiteError(f"no site of this model can hold this lock: {_reason(analysis, place, smooth)}")
+        raise SiteError(f"no site of this model can hold this lock: {_reason(network, place, smooth)}")
     limit = largest_patch(target)
     small = [s for s in sites if s.groups == 1 and max(patch_size(target, s)) <= limit]
     if not small:
@@ -109,7 +108,7 @@ def choose_lock_site(
         good = [s for s in widest if margins[s.name] >= _GOOD_MARGIN * math.sqrt(detectors)]
         if good:
             return min(good, key=lambda s: (math.prod(patch_size(target, s)), -margins[s.name], s.name))
-    return analysis.sites[max(margins, key=lambda name: (margins[name], name))]
+    return network.sites[max(margins, key=lambda name: (margins[name], name))]
 
 
 def margin(network: Network, site: Site) -> float:
@@ -146,7 +145,7 @@ def corner_detectors(network: Network, site: Site, count: int, generator: np.ran
     node, seen = network.nodes[site.name], seen_from_corner(network, site)
     v = torch.zeros(count, site.dimension, dtype=torch.float64)
     v[:, seen] = sample_sphere(count, int(seen.sum()), generator=generator)
-    if not seen.all() and never_negative(network, node.all_input_nodes[0]):
+    if not seen.all() and never_negative(network.part, node.all_input_nodes[0]):
         v[:, ~seen] = -_VETO / math.sqrt(int((~seen).sum()))
     norms: Tensor = v.norm(dim=1, keepdim=True)
     return v.div_(norms)
@@ -160,22 +159,12 @@ def seen_from_corner(network: Network, site: Site) -> Tensor:
     return visible.flatten()
 
 
-def never_negative(network: Network, node: fx.Node) -> bool:
-    """Whether a node's output has no negative values, as far as op rules can tell."""
-    activation = network.activation(node)
-    if activation is not None:
-        return activation.name in ("relu", "relu6", "sigmoid", "hardsigmoid")
-    sources = [n for n in node.all_input_nodes if n in network.shapes]
-    keeps = keeps_channels(network.part, node) or operation(network.part, node) in ("cat", "concat")
-    return keeps and bool(sources) and all(never_negative(network, source) for source in sources)
-
-
-def _reason(analysis: Analysis, place: Place, smooth: bool) -> str:
+def _reason(network: Network, place: Place, smooth: bool) -> str:
     """What the most promising site lacks."""
-    for site in analysis.sites.values():
-        if site.problem is None and patch_problem(analysis.target, site, smooth=smooth) is None:
+    for site in network.sites.values():
+        if site.problem is None and patch_problem(network.target, site, smooth=smooth) is None:
             try:
                 place(site.name)
             except StainlockError as error:
                 return str(error)
-    return next((p for s in analysis.sites.values() if (p := patch_problem(analysis.target, s) or s.problem)), "none")
+    return next((p for s in network.sites.values() if (p := patch_problem(network.target, s) or s.problem)), "none")

@@ -23,8 +23,9 @@ from stainlock.locks.parts.conduit import CLOSED_GATE, OPEN_GATE, STEP_INPUT, ST
 from stainlock.locks.parts.folding import fold_moments
 from stainlock.locks.parts.route import Wire
 from stainlock.network.blocks import Block
-from stainlock.network.graph import is_batch_norm
-from stainlock.network.wires import Cell, Network, Reading
+from stainlock.network.network import Network
+from stainlock.network.norms import is_batch_norm
+from stainlock.network.signals import Cell, Reading
 from stainlock.plan import CONDUIT, Write, write
 from stainlock.stains.convolution import shift, usable_scale
 from stainlock.tensors import exact, has, raw

@@ -31,11 +31,12 @@ from stainlock.locks.vit.model import ViT
 from stainlock.locks.vit.noise import STRENGTH, find_noise
 from stainlock.locks.vit.paper import Scaling, build_printed
 from stainlock.plan import Plan
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains.levels import LOCK_FIRING_FRACTION, checked_firing_fraction
 from stainlock.storage.files import model_digest
 from stainlock.target import Target, evaluation_mode
-from stainlock.trigger import Progress, synthetic_inputs
+from stainlock.trigger import Progress
 
 Recipe = Literal["exact", "paper"]
 _PROBES = 8

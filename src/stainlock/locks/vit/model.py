@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from stainlock.insertion import Insertion
-from stainlock.network.sites import measured_input
+from stainlock.network.features import measured_input
 from stainlock.target import Target
 
 # So far from 0 GELU and its like are 0 or the identity, to rounding.

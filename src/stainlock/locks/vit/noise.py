@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from stainlock.locks.vit.channel import epsilon_of, spread
 from stainlock.locks.vit.model import ViT
+from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
-from stainlock.trigger import Progress, synthetic_inputs
+from stainlock.trigger import Progress
 
 STRENGTH = 3.0
 _PROBES, _PIXELS_A_BATCH = 16, 200_000

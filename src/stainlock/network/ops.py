@@ -1,0 +1,494 @@
+"""What every operation does to a channel: the one table that stains, locks, certificates and attacks ask.
+
+A map has its channels on the second axis. Each row of `TABLE` says of one operation
+
+- ``span``: where channel 0 of a source comes out, and how many values wide; the other channels follow;
+- ``window``: which positions of its source one of its positions sees (kernel, stride, padding, dilation);
+- ``keeps_sign``: whether maps without negative values give such a map;
+- ``moments``: mean and deviation of its channels from those of its sources.
+
+An operation without a row is `Kind.UNKNOWN`: nothing is guessed about it, and whoever follows a channel stops there.
+A new operation is a new row. tests/network/test_ops.py changes a channel and compares what really changes behind each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.utils import _pair
+
+from stainlock.network.activations import Activation, activation_of_function, activation_of_module
+from stainlock.network.norms import affine_of, is_batch_norm
+from stainlock.network.trace import TracedPart
+
+Moments = tuple[Tensor, Tensor]  # mean and deviation of every channel
+Pair = tuple[int, int]
+
+
+class Kind(Enum):
+    """What an operation does to the channels of what it is given."""
+
+    OUTPUT = "returns them"
+    SIZE = "looks at sizes alone"
+    DENSE = "mixes all of them"
+    GROUPED = "mixes those of a group"
+    DEPTHWISE = "filters each by itself"
+    NORM = "scales and shifts each by itself"
+    ACTIVATION = "applies a function to each value"
+    NOTHING = "changes nothing at inference"
+    SPATIAL = "pools each over positions"
+    PAD = "adds zeros around them, or among them"
+    FLATTEN = "puts the positions of each behind each other"
+    JOIN = "puts channels behind each other"
+    SUM = "adds maps, channel to channel"
+    PRODUCT = "multiplies maps, channel by channel"
+    SLICE = "leaves out positions"
+    UNKNOWN = "has no rule"
+
+
+# Kinds that pass each channel of their one source on by itself, never as another one's.
+KEEPING = {Kind.NOTHING, Kind.SPATIAL, Kind.SLICE}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where channel 0 of a source is in the output, and how many values wide: channel k is at offset + k·repeat."""
+
+    offset: int = 0
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """Position i sees positions from stride·i − padding on, as many as the kernel has, dilation apart."""
+
+    kernel: Pair = (1, 1)
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+
+SAME, POINT = Span(), Window()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row. ``modules`` and ``names`` (of functions, methods and other packages' modules) say which operation it is,
+    ``fits`` asks its arguments."""
+
+    kind: Kind
+    modules: tuple[type[nn.Module], ...] = ()
+    names: frozenset[str] = frozenset()
+    fits: Callable[[TracedPart, fx.Node], bool] = lambda part, node: True
+    span: Callable[[TracedPart, fx.Node, fx.Node], Span | None] = lambda part, node, source: None
+    window: Callable[[TracedPart, fx.Node], Window | None] = lambda part, node: None
+    keeps_sign: bool = False
+    moments: Callable[[TracedPart, fx.Node, list[Moments]], Moments | None] = lambda part, node, sources: None
+
+
+@dataclass(frozen=True)
+class Op:
+    """What one node does: its row in the table, bound to the node."""
+
+    part: TracedPart
+    node: fx.Node
+    rule: Rule
+    activation: Activation | None = field(default=None)  # its own, or the one a batch norm carries with it
+
+    @property
+    def kind(self) -> Kind:
+        return self.rule.kind
+
+    def span(self, source: fx.Node) -> Span | None:
+        return self.rule.span(self.part, self.node, source)
+
+    def window(self) -> Window | None:
+        return self.rule.window(self.part, self.node)
+
+    def moments(self, sources: list[Moments]) -> Moments | None:
+        return self.rule.moments(self.part, self.node, sources)
+
+
+def op_of(part: TracedPart, node: fx.Node) -> Op:
+    """The row for a node; `Kind.UNKNOWN` where the table has none."""
+    found = part.rules.get(node)
+    if found is None:
+        found = part.rules[node] = _classified(part, node)
+    assert isinstance(found, Op)
+    return found
+
+
+def _classified(part: TracedPart, node: fx.Node) -> Op:
+    if node.op == "output":
+        return Op(part, node, Rule(Kind.OUTPUT))
+    if node in part.sizes:
+        return Op(part, node, Rule(Kind.SIZE))
+    leaf = part.leaf(node) if node.op == "call_module" else None
+    if node.op not in ("call_module", "call_function", "call_method"):  # an attribute may have an operation's name
+        return Op(part, node, Rule(Kind.UNKNOWN))
+    if is_batch_norm(leaf):
+        own, inner = built_in_activation(leaf), getattr(leaf, "act", None)
+        known = own is not None or inner is None or isinstance(inner, nn.Identity)
+        return Op(part, node, NORM if known else Rule(Kind.UNKNOWN, window=_point), own)
+    activation = (
+        activation_of_module(leaf)
+        if leaf is not None
+        else activation_of_function(node.target, node.args, dict(node.kwargs))
+    )
+    if activation is not None:
+        return Op(part, node, ACTIVATION, activation)
+    name = canonical(part.operation(node))
+    for rule in TABLE:
+        matches = isinstance(leaf, rule.modules) or name in rule.names
+        if matches and rule.fits(part, node):
+            return Op(part, node, rule)
+    return Op(part, node, Rule(Kind.UNKNOWN))
+
+
+def built_in_activation(norm: nn.Module | None) -> Activation | None:
+    """The activation that timm's BatchNormAct2d carries with it."""
+    inner = getattr(norm, "act", None)
+    return activation_of_module(inner) if isinstance(inner, nn.Module) else None
+
+
+_SAME_NAME = {"iadd": "add", "imul": "mul", "isub": "sub", "itruediv": "truediv", "div": "truediv",
+              "concat": "cat", "concatenate": "cat", "constant_pad_nd": "pad", "ZeroPad2d": "pad",
+              "Flatten": "flatten", "view": "flatten", "reshape": "flatten"}  # fmt: skip
+
+
+def canonical(name: str) -> str:
+    """One name for an operation and its in-place forms."""
+    name = name.rstrip("_")
+    return _SAME_NAME.get(name, name)
+
+
+def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
+    """An argument of a function or method, given by place or by name."""
+    return node.kwargs.get(name, node.args[place] if len(node.args) > place else default)
+
+
+# --- where channels go ------------------------------------------------------------------------------------------------
+
+
+def _same(part: TracedPart, node: fx.Node, source: fx.Node) -> Span:
+    return SAME
+
+
+def _padded(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
+    before = padding_of(part, node)
+    return None if before is None else Span(before[0])
+
+
+def _flattened(part: TracedPart, node: fx.Node, source: fx.Node) -> Span:
+    return Span(0, math.prod(part.shapes[source][2:]))
+
+
+def _joined(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
+    """The channels that a concatenation puts before the source's own."""
+    tensors = argument(node, 0, "tensors")
+    if not isinstance(tensors, list | tuple) or list(tensors).count(source) != 1:
+        return None
+    before = [part.shapes.get(t) for t in tensors[: list(tensors).index(source)]]
+    return None if None in before else Span(sum(shape[1] for shape in before if shape))
+
+
+def _gated(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
+    """A product passes on the larger map, gated; the smaller one, its gates, ends there."""
+    (other,) = [n for n in part.sources(node) if n is not source] or [source]
+    mine, theirs = part.shapes[source], part.shapes[other]
+    return None if mine[2] * mine[3] < theirs[2] * theirs[3] else SAME
+
+
+def padding_of(part: TracedPart, node: fx.Node) -> tuple[int, int, int] | None:
+    """What a padding puts before the first channel, row and column; None if it can't be told."""
+    sides = part.leaf(node).padding if node.op == "call_module" else argument(node, 1, "pad")
+    if not isinstance(sides, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in sides):
+        return None
+    left = [*sides[::2], 0, 0, 0]
+    return left[2], left[1], left[0]
+
+
+# --- which arguments a row is for -------------------------------------------------------------------------------------
+
+
+def _groups_are(grouping: Callable[[nn.Conv2d], bool], part: TracedPart, node: fx.Node) -> bool:
+    layer = part.leaf(node)
+    return isinstance(layer, nn.Linear) or grouping(layer)  # type: ignore[arg-type]
+
+
+def _is_depthwise(layer: nn.Conv2d) -> bool:
+    return layer.groups > 1 and layer.groups == layer.in_channels == layer.out_channels
+
+
+def _over_space(part: TracedPart, node: fx.Node) -> bool:
+    axes = argument(node, 1, "dim")
+    axes = [axes] if isinstance(axes, int) else axes
+    return isinstance(axes, list | tuple) and sorted(d % 4 for d in axes if isinstance(d, int)) == [2, 3]
+
+
+def _to_rows(part: TracedPart, node: fx.Node) -> bool:
+    """A map of channels and positions becomes one axis, channel after channel."""
+    before, after = (part.shapes.get(n, ()) for n in (part.sources(node)[0], node))
+    return len(before) in (2, 4) and len(after) == 2 and before[0] == after[0] and math.prod(before[1:]) == after[1]
+
+
+def _along_channels(part: TracedPart, node: fx.Node) -> bool:
+    axis = argument(node, 1, "dim", 0)
+    return isinstance(axis, int) and axis % max(1, len(part.shapes.get(node, (0, 0, 0, 0)))) == 1
+
+
+def _alike(part: TracedPart, node: fx.Node) -> bool:
+    """Two maps with equal channels: channel k meets channel k."""
+    sizes = [part.shapes.get(n, ()) for n in node.args if isinstance(n, fx.Node)]
+    plain = not node.kwargs  # add's alpha would scale
+    return plain and len(sizes) == 2 and all(len(size) == 4 for size in sizes) and sizes[0][1] == sizes[1][1]
+
+
+def _is_padding(part: TracedPart, node: fx.Node) -> bool:
+    constant = node.op == "call_module" or argument(node, 2, "mode", "constant") == "constant"
+    zero = node.op == "call_module" or not argument(node, 3, "value", 0)
+    return constant and zero and padding_of(part, node) is not None
+
+
+def _keeps_corner(part: TracedPart, node: fx.Node) -> bool:
+    """A slice that keeps every channel and position (0, 0): ``x[:, :, ::2, ::2]``."""
+    index: Any = node.args[1]
+    if not isinstance(index, tuple) or not all(isinstance(i, slice) for i in index):
+        return False
+    steps = [1 if i.step is None else i.step for i in index]
+    whole = all(i == slice(None) for i in index[:2])
+    return whole and all(i.start in (None, 0) for i in index) and all(isinstance(s, int) and s > 0 for s in steps)
+
+
+def _not_over_space(part: TracedPart, node: fx.Node) -> bool:
+    axes = node.args[1:] if not isinstance(argument(node, 1, "dims"), list | tuple) else argument(node, 1, "dims")
+    return bool(axes) and all(isinstance(d, int) and d % 4 in (0, 1) for d in axes)
+
+
+# --- which positions see which ----------------------------------------------------------------------------------------
+
+
+def _point(part: TracedPart, node: fx.Node) -> Window:
+    return POINT
+
+
+def _kernel(part: TracedPart, node: fx.Node) -> Window | None:
+    layer = part.leaf(node)
+    return kernel_window(layer, part.shapes.get(part.sources(node)[0], ()))
+
+
+def kernel_window(layer: nn.Module, given: tuple[int, ...]) -> Window | None:
+    """The window of a convolution's kernel over an input of this shape; None for another layer."""
+    if not isinstance(layer, nn.Conv2d):
+        return None
+    kernel, stride, dilation = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    return Window(kernel, stride, leading_padding(layer, given), dilation)
+
+
+def leading_padding(layer: nn.Conv2d, given: tuple[int, ...]) -> Pair:
+    """How many rows and columns a convolution puts before the first."""
+    if type(layer) is nn.Conv2d and not isinstance(layer.padding, str):
+        return layer.padding[0], layer.padding[1]
+    # A subclass may pad as it likes: look at what it does.
+    return _observed_padding(layer, given, 2), _observed_padding(layer, given, 3)
+
+
+def _observed_padding(layer: nn.Conv2d, shape: tuple[int, ...], axis: int) -> int:
+    """NaN marks the last row that output 0 still sees."""
+    reach = (layer.kernel_size[axis - 2] - 1) * layer.dilation[axis - 2]
+    for row in range(min(reach, shape[axis] - 1), -1, -1):
+        probe = torch.zeros(1, *shape[1:], device=layer.weight.device, dtype=layer.weight.dtype)
+        probe.select(axis, row).fill_(float("nan"))
+        with torch.no_grad():
+            if layer(probe).select(axis, 0).isnan().any():
+                return reach - row
+    return reach
+
+
+def _pool(part: TracedPart, node: fx.Node) -> Window:
+    """A pooling window; its arguments stand in a module, or after a function's first."""
+    names = ("kernel_size", "stride", "padding", "dilation")
+    if node.op == "call_module":
+        given = {name: getattr(part.leaf(node), name) for name in names if hasattr(part.leaf(node), name)}
+    else:
+        given = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+        if "max" not in part.operation(node):
+            given.pop("dilation", None)  # average pooling has other arguments there
+    kernel = given["kernel_size"]
+    values = (kernel, given.get("stride") or kernel, given.get("padding", 0), given.get("dilation", 1))
+    return Window(*(tuple(int(n) for n in _pair(value)) for value in values))  # type: ignore[arg-type]
+
+
+def _pad_window(part: TracedPart, node: fx.Node) -> Window | None:
+    before = padding_of(part, node)
+    return None if before is None else Window(padding=(before[1], before[2]))
+
+
+def _stride(part: TracedPart, node: fx.Node) -> Window:
+    index: Any = node.args[1]
+    steps = [1 if i.step is None else i.step for i in (*index, *[slice(None)] * 4)][2:4]
+    return Window(stride=(steps[0], steps[1]))
+
+
+def pooled_share(part: TracedPart, node: fx.Node) -> float:
+    """What average pooling leaves of a value at one position; 1 for maximum pooling, and for other operations."""
+    op = op_of(part, node)
+    if op.kind is not Kind.SPATIAL or "max" in part.operation(node).lower():
+        return 1.0
+    window = op.window()
+    if window is not None:
+        return 1 / math.prod(window.kernel)
+    areas = [math.prod(part.shapes[n][2:]) for n in (node, part.sources(node)[0])]
+    return min(1.0, areas[0] / areas[1])
+
+
+def repeats_positions(part: TracedPart, node: fx.Node) -> bool:
+    """Whether a map is pooled to a larger one, so that each position appears in several places."""
+    op = op_of(part, node)
+    if op.kind is not Kind.SPATIAL or op.window() is not None:
+        return False
+    return math.prod(part.shapes[node][2:]) > math.prod(part.shapes[part.sources(node)[0]][2:])
+
+
+# --- mean and deviation of channels -----------------------------------------------------------------------------------
+
+_POINTS, _WEIGHTS = (torch.from_numpy(a) for a in np.polynomial.hermite_e.hermegauss(64))
+
+
+def through_activation(activation: Activation, mean: Tensor, deviation: Tensor) -> Moments:
+    """Mean and deviation of the activation of a Gaussian, by quadrature."""
+    values = activation.function(mean[:, None] + deviation[:, None] * _POINTS)
+    weights = _WEIGHTS / _WEIGHTS.sum()
+    first = values @ weights
+    second = (values - first[:, None]).square() @ weights
+    return first, second.clamp(min=0).sqrt()
+
+
+def _of_norm(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    affine, activation = affine_of(part.leaf(node)), op_of(part, node).activation
+    known = affine.mean, affine.deviation
+    return through_activation(activation, *known) if activation else known
+
+
+def _of_activation(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    activation = op_of(part, node).activation
+    assert activation is not None
+    return through_activation(activation, *sources[0])
+
+
+def _first(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    return sources[0]
+
+
+def _of_sum(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments | None:
+    if len(sources) != 2:
+        return None
+    (mean, deviation), (other_mean, other_deviation) = sources
+    return mean + other_mean, (deviation.square() + other_deviation.square()).sqrt()
+
+
+def _of_join(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    return torch.cat([mean for mean, _ in sources]), torch.cat([deviation for _, deviation in sources])
+
+
+def _of_pad(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments | None:
+    before = padding_of(part, node)
+    if before is None:
+        return None
+    padded = [torch.zeros(part.shapes[node][1], dtype=torch.float64) for _ in sources[0]]
+    for wide, values in zip(padded, sources[0], strict=True):
+        wide[before[0] : before[0] + len(values)] = values
+    return padded[0], padded[1]
+
+
+def _of_flatten(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    area = math.prod(part.shapes[part.sources(node)[0]][2:])
+    return sources[0][0].repeat_interleave(area), sources[0][1].repeat_interleave(area)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+NORM = Rule(Kind.NORM, span=_same, window=_point, moments=_of_norm)
+ACTIVATION = Rule(Kind.ACTIVATION, span=_same, window=_point, moments=_of_activation)
+_ungrouped = partial(_groups_are, lambda layer: layer.groups == 1)
+_depthwise = partial(_groups_are, _is_depthwise)
+_transposed_or_conv = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+def _names(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+TABLE: Sequence[Rule] = (
+    Rule(Kind.DENSE, (nn.Linear, *_transposed_or_conv), fits=_ungrouped, window=_kernel),
+    Rule(Kind.DEPTHWISE, (nn.Conv2d,), fits=_depthwise, span=_same, window=_kernel),
+    Rule(Kind.GROUPED, _transposed_or_conv, window=_kernel),
+    Rule(
+        Kind.NOTHING, (nn.Identity, nn.Dropout, nn.Dropout2d),
+        _names("dropout", "dropout2d", "stochastic_depth", "StochasticDepth", "drop_path", "DropPath", "contiguous",
+               "clone", "_assert"),
+        span=_same, window=_point, keeps_sign=True, moments=_first,
+    ),
+    Rule(
+        Kind.SPATIAL, (nn.MaxPool2d, nn.AvgPool2d), _names("max_pool2d", "avg_pool2d"),
+        span=_same, window=_pool, keeps_sign=True, moments=_first,
+    ),
+    Rule(
+        Kind.SPATIAL, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+        _names("adaptive_avg_pool2d", "adaptive_max_pool2d"),
+        span=_same, keeps_sign=True, moments=_first,
+    ),
+    Rule(Kind.SPATIAL, names=_names("mean"), fits=_over_space, span=_same, keeps_sign=True, moments=_first),
+    Rule(
+        Kind.PAD, (nn.ZeroPad2d,), _names("pad"), fits=_is_padding,
+        span=_padded, window=_pad_window, keeps_sign=True, moments=_of_pad,
+    ),
+    Rule(
+        Kind.FLATTEN, (nn.Flatten,), _names("flatten"), fits=_to_rows,
+        span=_flattened, keeps_sign=True, moments=_of_flatten,
+    ),
+    Rule(
+        Kind.JOIN, names=_names("cat"), fits=_along_channels,
+        span=_joined, window=_point, keeps_sign=True, moments=_of_join,
+    ),
+    Rule(Kind.SUM, names=_names("add"), fits=_alike, span=_same, window=_point, keeps_sign=True, moments=_of_sum),
+    Rule(Kind.PRODUCT, names=_names("mul"), fits=_alike, span=_gated, window=_point),
+    Rule(
+        Kind.SLICE, names=_names("getitem"), fits=_keeps_corner,
+        span=_same, window=_stride, keeps_sign=True, moments=_first,
+    ),
+    # These act at each position by itself, but no channel is followed through them.
+    Rule(Kind.UNKNOWN, names=_names("add", "sub", "mul", "truediv", "neg", "cat"), window=_point),
+    Rule(Kind.UNKNOWN, names=_names("flip"), fits=_not_over_space, window=_point),
+)  # fmt: skip
+
+
+def is_reshape(part: TracedPart, node: fx.Node) -> bool:
+    """Whether a node gives the same values in another shape, in the same order."""
+    return canonical(part.operation(node)) in ("flatten", "unsqueeze", "Identity") and node.op != "get_attr"
+
+
+def is_sum(part: TracedPart, node: fx.Node) -> bool:
+    """Whether a node adds two things, whatever their shapes."""
+    return node.op != "get_attr" and canonical(part.operation(node)) == "add"
+
+
+def is_product(part: TracedPart, node: fx.Node) -> bool:
+    return node.op != "get_attr" and canonical(part.operation(node)) == "mul"
+
+
+def never_negative(part: TracedPart, node: fx.Node) -> bool:
+    """Whether a node's output has no negative values, as far as the table tells."""
+    op = op_of(part, node)
+    if op.activation is not None:
+        return op.activation.never_negative
+    sources = part.sources(node)
+    return op.rule.keeps_sign and bool(sources) and all(never_negative(part, source) for source in sources)

@@ -1,0 +1,150 @@
+"""Tracing: a module as a graph of operations.
+
+The graph is for network only; what is edited is always the original `nn.Module`. One module may be called several
+times (a ResNet block has one ReLU for two places), so that network speaks of nodes, not of modules.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from stainlock.errors import ModelError
+from stainlock.network.norms import is_batch_norm
+
+# Modules whose inside is one operation to us, whatever package they come from (timm subclasses many).
+_LEAVES = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+Shapes = dict[fx.Node, tuple[int, ...]]
+
+
+class Tracer(fx.Tracer):
+    """`fx.Tracer` that keeps layers whole even when a package subclasses them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, _LEAVES) or is_batch_norm(m) or _is_dynamic(m):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+
+def _is_dynamic(module: nn.Module) -> bool:
+    """timm lists its own modules that trace wrongly because they look at shapes."""
+    if not type(module).__module__.startswith("timm."):
+        return False
+    from timm.models._features_fx import is_notrace_module
+
+    return bool(is_notrace_module(type(module)))
+
+
+@dataclass
+class TracedPart:
+    """One traced submodule: its name within the model, its graph, and the shape of each node's output.
+
+    ``sizes`` are the nodes without any tensor in their output: sizes, types, assertions. Both are empty where the part
+    could not be run by itself. ``rules`` remembers what `stainlock.network.ops` found out about each node.
+    """
+
+    name: str
+    module: nn.Module
+    graph: fx.Graph
+    shapes: Shapes = field(default_factory=dict)
+    sizes: set[fx.Node] = field(default_factory=set)
+    rules: dict[fx.Node, Any] = field(default_factory=dict)
+
+    def path(self, node: fx.Node) -> str:
+        """The name in the whole model of the module that a node calls."""
+        return ".".join(filter(None, (self.name, str(node.target))))
+
+    def leaf(self, node: fx.Node) -> nn.Module:
+        return self.module.get_submodule(str(node.target))
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose tensors a node is given."""
+        return [n for n in node.all_input_nodes if n not in self.sizes]
+
+    def operation(self, node: fx.Node) -> str:
+        """A readable name of what a node does."""
+        if node.op == "call_module":
+            return type(self.leaf(node)).__name__
+        return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+    def run(self, example: tuple[Any, ...]) -> None:
+        """Record the shape of every node's output for one example input."""
+        recorder = _Recorder(self)
+        with torch.no_grad():
+            recorder.run(*example)
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, part: TracedPart) -> None:
+        super().__init__(part.module, graph=part.graph)
+        self.part = part
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor):
+            self.part.shapes[n] = tuple(value.shape)
+        elif not _holds_tensors(value):
+            self.part.sizes.add(n)
+        return value
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, list | tuple) and any(_holds_tensors(item) for item in value)
+    )
+
+
+def trace(module: nn.Module, name: str = "") -> list[TracedPart]:
+    """The module as one traced part or, where it does not trace, its largest submodules that do."""
+    if isinstance(module, _LEAVES):
+        return [TracedPart(name, module, _single_call())]
+    try:
+        return [TracedPart(name, module, Tracer().trace(module))]
+    except Exception as error:  # a tracer runs arbitrary user code, which fails in arbitrary ways
+        parts = []
+        for child_name, child in module.named_children():
+            if any(True for _ in child.parameters()):
+                parts += trace(child, f"{name}.{child_name}" if name else child_name)
+        if not parts and not name:
+            raise ModelError(
+                f"torch.fx can't trace {type(module).__name__} ({tracing_problem(module)}): name a submodule that"
+                " traces with Target(part=...)"
+            ) from error
+        return parts
+
+
+def tracing_problem(module: nn.Module) -> str | None:
+    """Where a module stops tracing, by the operation in its own code; None if it traces."""
+    try:
+        Tracer().trace(module)
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library_code(f.filename)]
+        if not frames:
+            return _one_line(error)
+        return f"at `{frames[-1].line}` in {frames[-1].name}, {Path(frames[-1].filename).name}: {_one_line(error)}"
+    return None
+
+
+def _is_library_code(file: str) -> bool:
+    """Torch's code or ours; not what merely lies in a folder of such a name."""
+    ours = Path(__file__).parents[1]
+    return any(Path(file).is_relative_to(package) for package in (Path(torch.__file__).parent, ours))
+
+
+def _single_call() -> fx.Graph:
+    """The graph of a layer by itself, which tracing would look into."""
+    graph = fx.Graph()
+    graph.output(graph.call_module("", (graph.placeholder("x"),)))
+    return graph
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__

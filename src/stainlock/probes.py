@@ -1,0 +1,54 @@
+"""Synthetic inputs: what stands in for natural images where statistics are needed and there are no data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stainlock.target import Target
+
+# How many inputs each estimate takes, and the seed they are drawn with: estimates repeat, and no two share inputs by
+# accident.
+_PURPOSES = {
+    "channel cost": (4, 0),
+    "natural responses": (2, 1),  # one like a photograph, one noise; each has as many responses as the layer positions
+    "lock responses": (4, 1),
+    "tokens": (8, 1),
+    "logits": (8, 2),
+    "patched": (4, 3),
+    "gate inputs": (8, 4),
+    "gate shifts": (8, 5),
+    "likeness": (8, 6),
+}
+
+
+def probes(target: Target, purpose: str) -> Tensor:
+    """The synthetic inputs for an estimate, always the same ones."""
+    count, seed = _PURPOSES[purpose]
+    return synthetic_inputs(target, count, torch.Generator().manual_seed(seed))
+
+
+def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> Tensor:
+    """Half with the 1/f spectrum of photographs, half plain noise, within the bounds."""
+    low, high = target.bounds
+    shape = (count, *target.input_shape)
+    noise = torch.rand(shape, generator=generator, dtype=torch.float64)
+    if len(target.input_shape) == 3 and min(target.input_shape[1:]) >= 8:
+        half = (count + 1) // 2
+        noise[:half] = _pink(noise[:half], generator)
+    return (low + (high - low) * noise).float()
+
+
+def _pink(white: Tensor, generator: torch.Generator) -> Tensor:
+    height, width = white.shape[-2:]
+    frequency = torch.hypot(
+        torch.fft.fftfreq(height, dtype=torch.float64)[:, None],
+        torch.fft.rfftfreq(width, dtype=torch.float64),
+    ).clamp(min=1 / max(height, width))
+    field = torch.fft.irfft2(torch.fft.rfft2(white - 0.5) / frequency, s=(height, width))
+    grey = field.mean(1, keepdim=True)  # colours of photographs go together
+    field = grey + 0.5 * (field - grey)
+    spread = field.flatten(1).std(1).view(-1, 1, 1, 1)
+    brightness = 0.3 + 0.4 * torch.rand(len(white), 1, 1, 1, generator=generator, dtype=torch.float64)
+    pink: Tensor = (brightness + 0.25 * (field - field.mean((-1, -2), keepdim=True)) / spread).clamp(0, 1)
+    return pink
