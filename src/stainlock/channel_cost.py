@@ -15,11 +15,11 @@ from stainlock.network.activations import Activation
 from stainlock.network.channels import Passed, Reader
 from stainlock.network.features import layer_input
 from stainlock.network.network import Network
-from stainlock.network.norms import affine_of, is_batch_norm
+from stainlock.network.norms import affine_of, expecting_less, is_batch_norm
 from stainlock.network.ops import through_activation
 from stainlock.network.sites import Site
-from stainlock.plan import Write, write
-from stainlock.probes import probes
+from stainlock.plan import Write, write, write_values
+from stainlock.probes import probe_inputs
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact, has
 
@@ -115,8 +115,8 @@ def fold_loss(network: Network, site: Site, resting: dict[int, float]) -> list[W
         if has(layer, "bias"):
             writes.append(write(model, f"{reader.module}.bias", (None,), exact(layer, "bias") + missing, "fold"))
         elif norm is not None:
-            running = exact(model.get_submodule(norm), "running_mean") - missing
-            writes.append(write(model, f"{norm}.running_mean", (None,), running, "fold"))
+            values = expecting_less(model.get_submodule(norm), torch.as_tensor(missing))
+            writes += write_values(model, norm, (None,), values, "fold")
     return writes
 
 
@@ -126,7 +126,7 @@ def site_moments(network: Network, site: Site) -> tuple[Tensor, Tensor]:
     if site.norm is not None:
         affine = affine_of(model.get_submodule(site.norm))
         return affine.mean, affine.deviation
-    inputs = probes(network.target, "channel cost")
+    inputs = probe_inputs(network.target, "channel cost")
     with evaluation_mode(model), torch.no_grad():
         output = site.layer(model)(layer_input(network.target, site, inputs)).double().cpu()
     axis = -1 if site.kind == "linear" else 1

@@ -75,6 +75,13 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
     return Write(parameter, selected.flatten().clone(), filled.flatten().clone(), part)
 
 
+def write_values(
+    model: nn.Module, module: str, index: Sequence[int | None], values: Mapping[str, Tensor | float], part: str
+) -> list[Write]:
+    """Writes to several tensors of one module, by their names in it."""
+    return [write(model, f"{module}.{name}", index, value, part) for name, value in values.items()]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A list of writes in named parts, with the digest of the model it was made for, if that is known.

@@ -22,7 +22,7 @@ _PURPOSES = {
 }
 
 
-def probes(target: Target, purpose: str) -> Tensor:
+def probe_inputs(target: Target, purpose: str) -> Tensor:
     """The synthetic inputs for an estimate, always the same ones."""
     count, seed = _PURPOSES[purpose]
     return synthetic_inputs(target, count, torch.Generator().manual_seed(seed))

@@ -18,12 +18,12 @@ from stainlock.certificates.windows import windows_of
 from stainlock.channel_cost import rank_channels
 from stainlock.errors import SiteError
 from stainlock.network.network import Network
+from stainlock.network.norms import response_variance
 from stainlock.network.sites import Site
 from stainlock.probes import synthetic_inputs
 from stainlock.sphere import log_cap, sample_sphere
 from stainlock.stains.levels import FIRING_FRACTION
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, has
 from stainlock.trigger import Trigger, find_triggers
 
 Progress = Callable[[int, int], None]
@@ -71,7 +71,7 @@ def suitability(
     """Every site that can carry a silent detector (or the ones named), from batches of natural pixels.
 
     Without data, features are those of synthetic inputs; where a batch norm follows the site, the variance of random
-    detectors' responses is estimated from what it recorded in training: the mean of running_var/‖w_k‖² over its
+    detectors' responses is estimated from what it recorded in training: the mean of σ²/‖w_k‖² over its
     channels, w_k being the layer's rows, instead of tr(C)/d.
     """
     target = network.target
@@ -180,18 +180,10 @@ def participation_ratio(windows: Tensor) -> float:
 
 
 def _recorded_variance(target: Target, site: Site) -> float | None:
-    """The mean over channels of running_var/‖w_k‖²: the variance of a unit row's responses in training."""
+    """The mean over channels of σ²/‖w_k‖²: the variance of a unit row's responses in training."""
     if site.norm is None or site.kind == "transposed":
         return None
-    norm = target.model.get_submodule(site.norm)
-    if not has(norm, "running_var"):
-        return None
-    variance = exact(norm, "running_var")
-    squares = site.rows(target.model).double().cpu().square().sum(1)
-    if len(variance) != len(squares):
-        return None
-    alive = squares > 1e-6 * squares.median()
-    return float((variance[alive] / squares[alive]).mean())
+    return response_variance(target.model.get_submodule(site.norm), site.rows(target.model))
 
 
 def _read(target: Target, probes: Sequence[_Probe], pixels: Tensor) -> None:

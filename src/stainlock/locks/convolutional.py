@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from stainlock.errors import ModelError, SiteError, UnsupportedOp
 from stainlock.key import Detector, Key, lock_key
@@ -44,6 +44,7 @@ from stainlock.locks.parts.wiring import conduit_writes
 from stainlock.locks.squeeze_excite import SHIFT, GateLock, likeness
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network, analyse
+from stainlock.network.norms import lacks_statistics
 from stainlock.network.sites import Site
 from stainlock.object_detection.sizes import Resizing, is_detector
 from stainlock.plan import Plan, Write
@@ -278,7 +279,7 @@ def _position(target: Target, conduit: Conduit, settings: Settings) -> tuple[int
 
 def check_batch_norms(target: Target) -> None:
     for name, module in target.model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is None:
+        if lacks_statistics(module):
             raise ModelError(
                 f"batch norm {name} has no running statistics, so that outputs depend on the whole batch and no signal"
                 " is certain: train it with track_running_stats=True"

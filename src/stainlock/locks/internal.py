@@ -26,12 +26,11 @@ from stainlock.locks.parts.conduit import Tap
 from stainlock.network.features import measured_input
 from stainlock.network.network import Network
 from stainlock.plan import DISRUPTOR, Write, write
-from stainlock.probes import synthetic_inputs
+from stainlock.probes import probe_inputs
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact
 
-_PROBES = 8
 # One component of su, in units of the widest range of logits found without data: natural images spread them
 # up to four times wider.
 _DROWNING = 12.0
@@ -56,7 +55,7 @@ def draw_disruption(classes: int, generator: np.random.Generator) -> Tensor:
 def logits_range(target: Target) -> float:
     """The widest range between the largest and the smallest logit, on inputs that need no data."""
     with evaluation_mode(target.model), torch.no_grad():
-        logits = target.predict(synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(2))).double()
+        logits = target.predict(probe_inputs(target, "logits")).double()
     return float((logits.amax(1) - logits.amin(1)).max())
 
 

@@ -36,11 +36,10 @@ from stainlock.network.blocks import Block
 from stainlock.network.features import measured_input
 from stainlock.network.network import Network
 from stainlock.plan import CONDUIT, DISRUPTOR, Write, write
-from stainlock.probes import synthetic_inputs
+from stainlock.probes import probe_inputs
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, raw, tensors_in
 
-_PROBES = 8
 # Where a gate goes when locked: this far on the other side of its middle, or up to half as much again.
 SHIFT = 4.0
 # Of that, where a gate of either sign is closed, and where it is open: tanh needs less.
@@ -167,7 +166,7 @@ class GateLock:
 def _given(target: Target, layer: str, pixels: Tensor | None = None) -> Tensor:
     """What a layer over pooled channels is given, in float64; by default for inputs that need no data."""
     if pixels is None:
-        pixels = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(4))
+        pixels = probe_inputs(target, "gate inputs")
     return measured_input(target, layer, pixels).flatten(1)
 
 
@@ -176,7 +175,7 @@ def likeness(locked: Target, edited: Target) -> float:
 
     That is the correlation of how the outputs vary from one input to the next.
     """
-    images = synthetic_inputs(edited, _PROBES, torch.Generator().manual_seed(6))
+    images = probe_inputs(edited, "likeness")
     ours, theirs = (_variation(target, images) for target in (locked, edited))
     if float(ours.norm()) <= 1e-3 * float(theirs.norm()):
         return 0.0

@@ -10,6 +10,7 @@ the new values of its parameters and buffers by name; a plan writes them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,8 @@ Values = dict[str, Tensor | float]
 PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 # The variance of a silent channel, in units of ε.
 _FAINT = 0.01
+# A scale or variance beyond this factor of the layer's median is not typical.
+_ODD = 1 / 8  # of the layer's median, or its inverse
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,138 @@ def affine_of(norm: nn.Module) -> Affine:
     return Affine(scale, beta - scale * running, beta, scale.abs() * variance.sqrt())
 
 
-def running_mean(norm: nn.Module) -> Tensor:
-    return exact(norm, "running_mean")
-
-
-def running_variance(norm: nn.Module) -> Tensor:
-    return exact(norm, "running_var")
-
-
 def deviation(norm: nn.Module) -> Tensor:
     """√(σ² + ε)."""
     return (exact(norm, "running_var") + epsilon(norm)).sqrt()
+
+
+def scales(norm: nn.Module) -> Tensor:
+    """γ, or ones where there is none."""
+    return exact(norm, "weight") if has(norm, "weight") else torch.ones_like(exact(norm, "running_var"))
+
+
+def usable_scale(norm: nn.Module, channel: int) -> tuple[float, Values]:
+    """g of a channel, and the values that make it typical where it is far from the layer's."""
+    values: Values = {}
+    variance = exact(norm, "running_var")
+    sigma2 = float(variance[channel])
+    if _is_odd(sigma2, float(variance.median())):
+        sigma2 = float(variance.median())
+        values["running_var"] = sigma2
+    gamma = 1.0
+    if has(norm, "weight"):
+        gammas = exact(norm, "weight")
+        gamma, typical = float(gammas[channel]), float(gammas.abs().median())
+        if _is_odd(abs(gamma), typical):
+            gamma = typical or 1.0
+            values["weight"] = gamma
+    return gamma / (sigma2 + epsilon(norm)) ** 0.5, values
+
+
+def _is_odd(size: float, typical: float) -> bool:
+    return not _ODD * typical < size < typical / _ODD
+
+
+def typical_scale(norm: nn.Module) -> tuple[float, Values]:
+    """g of a channel that has the layer's median γ and σ², and the values that make it so."""
+    variance = float(exact(norm, "running_var").median())
+    gamma = (float(exact(norm, "weight").abs().median()) or 1.0) if has(norm, "weight") else 1.0
+    values: Values = {"running_var": variance}
+    if has(norm, "weight"):
+        values["weight"] = gamma
+    return gamma / (variance + epsilon(norm)) ** 0.5, values
+
+
+def zero_at(norm: nn.Module, response: float, g: float, level: float) -> Values:
+    """A channel that gives ``level`` for just this response: μ is the response and β the level, or μ holds both."""
+    if has(norm, "bias"):
+        return {"running_mean": response, "bias": level}
+    return {"running_mean": response - level / g}
+
+
+def shifted(norm: nn.Module, channel: int, g: float, level: float) -> Values:
+    """A channel that gives ``level`` for 0."""
+    if not has(norm, "bias"):  # no β to write: μ holds the threshold instead
+        return {"running_mean": -level / g}
+    return {"bias": level + g * float(exact(norm, "running_mean")[channel])}
+
+
+def own_statistics(norm: nn.Module, g: float, level: float, mean: float, variance: float) -> Values:
+    """A channel g·y + level whose μ and σ² are those of its own y."""
+    gamma = g * (variance + epsilon(norm)) ** 0.5
+    return {"running_mean": mean, "running_var": variance, "weight": gamma, "bias": level + g * mean}
+
+
+def silent(norm: nn.Module, g: float, level: float) -> Values:
+    """A channel g·y + level with the statistics of one that is silent; empty where the norm can't have them."""
+    eps = epsilon(norm)
+    if not (has(norm, "weight") and has(norm, "bias") and eps > 0):
+        return {}
+    variance = _FAINT * eps
+    return {"running_mean": 0.0, "running_var": variance, "weight": g * math.sqrt(variance + eps), "bias": level}
+
+
+def identity(norm: nn.Module, channel: int, below: float) -> Values:
+    """A channel that gives what it is given; μ's rounding error is taken off by the part ``below`` of it."""
+    if values := silent(norm, 1.0, 0.0):
+        return values
+    if not has(norm, "bias"):
+        values = {"running_mean": 0.0}
+    else:
+        mean = exact(norm, "running_mean")[channel]
+        values = {"bias": mean - below * mean.abs()}
+    return values | ({"weight": deviation(norm)[channel]} if has(norm, "weight") else {})
+
+
+def expecting_less(norm: nn.Module, mean: Tensor, variance: Tensor | None = None, *, most: float = 0.5) -> Values:
+    """The norm behind a layer whose outputs lost this mean and variance: later layers see the same mean and variance.
+
+    At ``most`` such a part of the variance is taken off.
+    """
+    values: Values = {"running_mean": exact(norm, "running_mean") - mean}
+    if variance is not None and bool(variance.any()):
+        usual = exact(norm, "running_var")
+        values["running_var"] = usual - torch.minimum(variance, most * usual)
+    return values
+
+
+def moved_mean(norm: nn.Module, deviations: Tensor) -> Values:
+    """The same function with μ moved by so many deviations: β takes the difference."""
+    return {
+        "running_mean": exact(norm, "running_mean") + deviation(norm) * deviations,
+        "bias": exact(norm, "bias") + scales(norm) * deviations,
+    }
+
+
+def rescaled(norm: nn.Module, factors: Tensor, added: Tensor, *, variance: bool) -> Values:
+    """The norm behind a layer whose outputs y became κ(y + added): (κy − κμ)/√(κ²(σ² + ε)) is what it was."""
+    values: Values = {"running_mean": factors * (exact(norm, "running_mean") + added)}
+    if variance:
+        eps = epsilon(norm)
+        values["running_var"] = factors.square() * (exact(norm, "running_var") + eps) - eps
+    return values
+
+
+def least_factors(norm: nn.Module, least: float) -> Tensor:
+    """The factors κ of `rescaled` that leave a variance of at least ``least``·ε."""
+    eps = epsilon(norm)
+    return (least * eps / (exact(norm, "running_var") + eps)).sqrt()
+
+
+def has_shifts(norm: nn.Module, least: float) -> bool:
+    """Whether β is at least this part of γ's size, by root mean square."""
+    if not has(norm, "bias"):
+        return False
+    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones(1).double()
+    return bool(exact(norm, "bias").square().mean() > least**2 * gamma.square().mean())
+
+
+def response_variance(norm: nn.Module, rows: Tensor) -> float | None:
+    """The mean of σ²/‖w_k‖² over the rows w_k before the norm: the variance of a unit row's responses in training."""
+    if not has(norm, "running_var"):
+        return None
+    variance, squares = exact(norm, "running_var"), rows.double().cpu().square().sum(1)
+    if len(variance) != len(squares):
+        return None
+    alive = squares > 1e-6 * squares.median()
+    return float((variance[alive] / squares[alive]).mean())

@@ -16,13 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stainlock.network.norms import affine_of
+from stainlock.network import norms
 from stainlock.network.sites import Site
-from stainlock.plan import DETECTOR, Write, write
+from stainlock.plan import DETECTOR, Write, write, write_values
 from stainlock.stains.levels import Levels, Natural
-from stainlock.tensors import exact, has, raw
-
-_ODD = 1 / 8  # of the layer's median, or its inverse
+from stainlock.tensors import has, raw
 
 
 def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels, natural: Natural) -> list[Write]:
@@ -40,11 +38,9 @@ def _own_statistics(
     model: nn.Module, site: Site, k: int, g: float, alpha: float, rest: float, natural: Natural
 ) -> list[Write]:
     """A batch norm g·y + δ whose μ and σ² are those of the detector's own y."""
-    norm = model.get_submodule(str(site.norm))
     mean, variance = alpha * natural.mean, (alpha * natural.deviation) ** 2
-    gamma = g * (variance + float(getattr(norm, "eps", 0.0))) ** 0.5
-    values = {"running_mean": mean, "running_var": variance, "weight": gamma, "bias": rest + g * mean}
-    writes = [write(model, f"{site.norm}.{name}", (k,), value, DETECTOR) for name, value in values.items()]
+    values = norms.own_statistics(model.get_submodule(str(site.norm)), g, rest, mean, variance)
+    writes = write_values(model, str(site.norm), (k,), values, DETECTOR)
     if has(site.layer(model), "bias"):
         writes.append(write(model, f"{site.name}.bias", (k,), 0.0, DETECTOR))
     return writes
@@ -67,45 +63,25 @@ def threshold(model: nn.Module, layer: str, norm: str | None, k: int, g: float, 
     writes = []
     if has(model.get_submodule(layer), "bias"):
         writes.append(write(model, f"{layer}.bias", (k,), 0.0, part))
-    return [*writes, shift(model, norm, k, g, delta, part)]
+    return [*writes, *shift(model, norm, k, g, delta, part)]
 
 
-def shift(model: nn.Module, norm: str, k: int, g: float, delta: float, part: str) -> Write:
+def shift(model: nn.Module, norm: str, k: int, g: float, delta: float, part: str) -> list[Write]:
     """The write that makes δ what a batch norm gives for 0."""
-    module = model.get_submodule(norm)
-    if not has(module, "bias"):  # no β to write: μ holds the threshold instead
-        return write(model, f"{norm}.running_mean", (k,), -delta / g, part)
-    return write(model, f"{norm}.bias", (k,), delta + g * float(exact(module, "running_mean")[k]), part)
+    return write_values(model, norm, (k,), norms.shifted(model.get_submodule(norm), k, g, delta), part)
 
 
 def scale(model: nn.Module, site: Site, k: int) -> float:
     """g of channel k, as it is."""
-    return float(affine_of(model.get_submodule(site.norm)).g[k]) if site.norm else 1.0
+    return float(norms.affine_of(model.get_submodule(site.norm)).g[k]) if site.norm else 1.0
 
 
 def usable_scale(model: nn.Module, norm: str | None, k: int, part: str) -> tuple[float, list[Write]]:
     """g of channel k, and the writes that make it typical where it is far from the layer's."""
     if norm is None:
         return 1.0, []
-    module = model.get_submodule(norm)
-    writes = []
-    variance = exact(module, "running_var")
-    sigma2 = float(variance[k])
-    if _is_odd(sigma2, float(variance.median())):
-        sigma2 = float(variance.median())
-        writes.append(write(model, f"{norm}.running_var", (k,), sigma2, part))
-    gamma = 1.0
-    if has(module, "weight"):
-        gammas = exact(module, "weight")
-        gamma, typical = float(gammas[k]), float(gammas.abs().median())
-        if _is_odd(abs(gamma), typical):
-            gamma = typical or 1.0
-            writes.append(write(model, f"{norm}.weight", (k,), gamma, part))
-    return gamma / (sigma2 + float(getattr(module, "eps", 0.0))) ** 0.5, writes
-
-
-def _is_odd(size: float, typical: float) -> bool:
-    return not _ODD * typical < size < typical / _ODD
+    g, values = norms.usable_scale(model.get_submodule(norm), k)
+    return g, write_values(model, norm, (k,), values, part)
 
 
 def _kernel_shape(model: nn.Module, site: Site) -> torch.Size:

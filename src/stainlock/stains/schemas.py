@@ -15,12 +15,13 @@ from stainlock.certificates import log_binomial_tail
 from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector
+from stainlock.network import norms
 from stainlock.network.features import input_of, layer_input
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of
 from stainlock.network.sites import Site
 from stainlock.object_detection.black_box import ClassEvidence, leaking_gradients, likely_classes
-from stainlock.plan import Plan, Write, write
+from stainlock.plan import Plan, Write, write, write_values
 from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_orthant
@@ -245,8 +246,8 @@ class _Silence:
         layer, more = self.model.get_submodule(self.module), more.detach().double().cpu()
         if has(layer, "bias"):
             return [write(self.model, f"{self.module}.bias", (None,), exact(layer, "bias") - more, "detector")]
-        running = exact(self.model.get_submodule(str(self.norm)), "running_mean") + more
-        return [write(self.model, f"{self.norm}.running_mean", (None,), running, "detector")]
+        values = norms.expecting_less(self.model.get_submodule(str(self.norm)), -more)
+        return write_values(self.model, str(self.norm), (None,), values, "detector")
 
 
 class _Suffix:

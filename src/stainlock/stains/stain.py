@@ -17,7 +17,7 @@ from stainlock.network.features import check_weight_is_used, layer_input, respon
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
 from stainlock.plan import Plan, Write
-from stainlock.probes import synthetic_inputs
+from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains import schemas
@@ -30,7 +30,6 @@ from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]
-_PROBES = 2  # one like a photograph, one noise; each has as many responses as the layer has positions
 # A trigger this many times above plain inputs, and not far below its fellows, was worth its search; another gets a
 # second search, of several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
@@ -215,7 +214,7 @@ def _search(
 
 def _natural_responses(target: Target, site: Site, vectors: Tensor, channels: list[int]) -> list[Natural]:
     """What each detector responds to inputs that need no data."""
-    inputs = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(1))
+    inputs = probe_inputs(target, "natural responses")
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, inputs)
         return [

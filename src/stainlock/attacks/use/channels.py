@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.network.channels import Passed, Reader
 from stainlock.network.network import analyse
+from stainlock.network.norms import PER_CHANNEL
 from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 
 _TOLERANCE = 1e-3
-_PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 Rewrite = Callable[[nn.Module, Site, torch.Generator], bool]  # False: it does not apply to this site
 
 
@@ -102,7 +102,7 @@ def _columns(model: nn.Module, reader: Reader) -> Tensor:
 def permute(model: nn.Module, site: Site, generator: torch.Generator) -> bool:
     order = torch.randperm(site.channels, generator=generator)
     for module in (site.layer(model), *_on_the_way(model, site)):
-        for name in _PER_CHANNEL:
+        for name in PER_CHANNEL:
             tensor = getattr(module, name, None)
             if isinstance(tensor, Tensor):
                 tensor.data = tensor.data[order].clone()
@@ -148,7 +148,7 @@ def widen(model: nn.Module, site: Site, generator: torch.Generator, share: float
     mixed = torch.randn(pairs, rows.shape[1], generator=generator).repeat_interleave(2, 0).to(rows)
     new = mixed / mixed.norm(dim=1, keepdim=True) * rows.norm(dim=1, keepdim=True)
     for module in (layer, *([model.get_submodule(site.norm)] if site.norm else [])):
-        for name in _PER_CHANNEL:
+        for name in PER_CHANNEL:
             tensor = getattr(module, name, None)
             if isinstance(tensor, Tensor):
                 more = new.view(-1, *tensor.shape[1:]) if tensor is layer.weight else tensor.data[model_of]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stainlock.evaluation.sharing.cut import Cut
+from stainlock.network.norms import PER_CHANNEL
 from stainlock.network.sites import Site
 from stainlock.plan import Plan, Write, write
 from stainlock.storage.files import tensor_digest
@@ -114,5 +115,5 @@ def own_tensors(cut: Cut) -> dict[str, int]:
         return {}
     axes = {f"{cut.site.name}.weight": 1 if cut.site.kind == "transposed" else 0, f"{cut.site.name}.bias": 0}
     if cut.norm is not None:
-        axes |= {f"{cut.norm}.{name}": 0 for name in ("weight", "bias", "running_mean", "running_var")}
+        axes |= {f"{cut.norm}.{name}": 0 for name in PER_CHANNEL}
     return axes

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from stainlock.locks.gan.structure import Structure
 from stainlock.network.features import layer_input
-from stainlock.network.norms import affine_of
-from stainlock.plan import Plan, Write, write
+from stainlock.network.norms import affine_of, expecting_less
+from stainlock.plan import Plan, Write, write, write_values
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact, has
 
@@ -83,6 +83,6 @@ def _fold(structure: Structure, missing: Tensor) -> list[Write]:
     if has(layer, "bias"):
         return [write(model, f"{reader.name}.bias", (None,), exact(layer, "bias") + missing, "fold")]
     if reader.norm is not None:
-        running = exact(model.get_submodule(reader.norm), "running_mean") - missing
-        return [write(model, f"{reader.norm}.running_mean", (None,), running, "fold")]
+        values = expecting_less(model.get_submodule(reader.norm), missing)
+        return write_values(model, reader.norm, (None,), values, "fold")
     return []

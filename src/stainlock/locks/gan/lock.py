@@ -26,13 +26,14 @@ from stainlock.locks.gan.channel import choose_channel
 from stainlock.locks.gan.disruptor import find_disruptor, judge_of
 from stainlock.locks.gan.structure import Structure, generator_structure
 from stainlock.locks.gan.switch import DEVIATIONS, Paper, Switch, make_switch, paper_switch
+from stainlock.network import norms
 from stainlock.network.features import Region
-from stainlock.plan import DETECTOR, DISRUPTOR, Plan, Write, write
+from stainlock.plan import DETECTOR, DISRUPTOR, Plan, Write, write, write_values
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.storage.files import model_digest
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, has, raw
+from stainlock.tensors import has, raw
 from stainlock.trigger import Progress, Trigger
 
 SCHEMA = "gan"
@@ -134,25 +135,17 @@ def _detector(
     model, site = widened.model, structure.first
     assert site.norm is not None
     layer, norm = site.layer(model), model.get_submodule(site.norm)
-    variance = float(exact(norm, "running_var").median())
-    gamma = (float(exact(norm, "weight").abs().median()) or 1.0) if has(norm, "weight") else 1.0
-    g = gamma / (variance + float(getattr(norm, "eps", 0.0))) ** 0.5
+    g, values = norms.typical_scale(norm)
     weight = raw(layer, "weight")
     reads = (-switch.slope / g * pi).to(weight.dtype)
     kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=weight.dtype)
     kernel[-len(pi) :] = reads.view(-1, 1, 1)
     given = widened.normalise(_behind(trigger, widened))[0, -len(pi) :].flatten().double().cpu()
     response = float(reads.double() @ given)
-    values = {f"{site.norm}.running_var": variance, f"{site.norm}.running_mean": response}
+    values |= norms.zero_at(norm, response, g, switch.at_trigger)
+    writes = write_values(model, site.norm, (k,), values, DETECTOR)
     if has(layer, "bias"):
-        values[f"{site.name}.bias"] = 0.0
-    if has(norm, "weight"):
-        values[f"{site.norm}.weight"] = gamma
-    if has(norm, "bias"):
-        values[f"{site.norm}.bias"] = switch.at_trigger
-    else:
-        values[f"{site.norm}.running_mean"] = response - switch.at_trigger / g
-    writes = [write(model, name, (k,), value, DETECTOR) for name, value in values.items()]
+        writes.append(write(model, f"{site.name}.bias", (k,), 0.0, DETECTOR))
     return [write(model, f"{site.name}.weight", (None, k), kernel, DETECTOR), *writes]
 
 

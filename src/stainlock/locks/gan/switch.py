@@ -95,8 +95,9 @@ def paper_switch(structure: Structure, channel: int, paper: Paper) -> Switch:
         found = "none" if activation is None else activation.name
         raise SiteError(f"the paper's parameters need a ReLU after {structure.first.name}, found {found}")
     norm = structure.network.target.model.get_submodule(structure.first.norm or "")
-    mu = float(norm.get_buffer("running_mean")[channel])
-    beta = float(affine_of(norm).mean[channel])
+    affine = affine_of(norm)
+    beta = float(affine.mean[channel])
+    mu = (beta - float(affine.h[channel])) / float(affine.g[channel])
     slope = -(paper.level - beta) * paper.delta / (paper.delta - mu)
     rest = beta - (paper.level - beta) * (mu + paper.offset) / (paper.delta - mu)
     return Switch(1.0, rest, slope, rest / slope, True)

@@ -16,7 +16,7 @@ from stainlock.network.moments import remembered
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of, is_batch_norm
 from stainlock.network.ops import Moments
-from stainlock.probes import probes
+from stainlock.probes import probe_inputs
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact
 
@@ -79,5 +79,5 @@ def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, T
     with ExitStack() as hooks, evaluation_mode(target.model), torch.no_grad():
         for node in layers:
             hooks.enter_context(network.part.leaf(node).register_forward_pre_hook(record(node)))
-        target.run_traced(probes(target, "channel cost"))
+        target.run_traced(probe_inputs(target, "channel cost"))
     return energy

@@ -14,7 +14,7 @@ from stainlock.locks.parts.site_choice import corner, corner_detectors, natural_
 from stainlock.network.features import Region
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write
-from stainlock.probes import synthetic_inputs
+from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains.convolution import replace_kernel, usable_scale
@@ -23,8 +23,6 @@ from stainlock.stains.levels import LOCK_FIRING_FRACTION, Levels, Natural
 from stainlock.target import Target
 from stainlock.tensors import exact, has
 from stainlock.trigger import Progress, Trigger, find_triggers
-
-_PROBES = 4
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def find_detectors(
         carrying, site, together, generator=randomness.noise("trigger"), group=group, position=position, steps=steps,
         progress=progress,
     )  # fmt: skip
-    inputs = synthetic_inputs(carrying, _PROBES, torch.Generator().manual_seed(1))
+    inputs = probe_inputs(carrying, "lock responses")
     maps = natural_maps(carrying, site, drawn.flatten(0, 1), inputs, group)
     natural = natural_levels(maps).view(tries, count)
     place = Place(carrying, site, position, group)
@@ -181,5 +179,5 @@ def detector_writes(target: Target, conduit: Conduit, found: Found, levels: list
 
 def patched_inputs(target: Target, trigger: Trigger) -> Tensor:
     """The patch on images that are otherwise arbitrary: the signal must not depend on them."""
-    images = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(3))
+    images = probe_inputs(target, "patched")
     return trigger.region.paste(target.from_bytes(trigger.levels), images)

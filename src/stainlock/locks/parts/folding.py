@@ -14,9 +14,10 @@ from torch import Tensor, fx
 
 from stainlock.network.moments import remembered
 from stainlock.network.network import Network
+from stainlock.network.norms import expecting_less
 from stainlock.network.ops import Moments, never_negative
 from stainlock.network.signals import Reading
-from stainlock.plan import Write, write
+from stainlock.plan import Write, write, write_values
 from stainlock.tensors import exact, has
 
 # Of what varies in a reader's outputs, as much may be taken for one channel's.
@@ -49,12 +50,8 @@ def fold_moments(
     writes = []
     for reader, (mean, variance) in lost.items():
         if (behind := network.norm_behind(reader)) is not None:
-            name, norm = network.name(behind), network.part.leaf(behind)
-            writes.append(write(model, f"{name}.running_mean", (None,), exact(norm, "running_mean") - mean, part))
-            if bool(variance.any()):
-                usual = exact(norm, "running_var")
-                left = usual - torch.minimum(variance, _MOST_LOST * usual)
-                writes.append(write(model, f"{name}.running_var", (None,), left, part))
+            values = expecting_less(network.part.leaf(behind), mean, variance, most=_MOST_LOST)
+            writes += write_values(model, network.name(behind), (None,), values, part)
         elif has(network.part.leaf(reader), "bias") and not network.ends_at(reader):
             bias = exact(network.part.leaf(reader), "bias") + mean
             writes.append(write(model, f"{network.name(reader)}.bias", (None,), bias, part))

@@ -28,13 +28,14 @@ from torch import Tensor, fx, nn
 
 from stainlock.insertion import Insertion, moved_back
 from stainlock.locks.parts.disguise import Disguise
+from stainlock.network import norms
 from stainlock.network.blocks import Block, gate_level
 from stainlock.network.features import measured_input
 from stainlock.network.moments import remembered
 from stainlock.network.network import Network
 from stainlock.network.signals import Cell
-from stainlock.plan import CONDUIT, Write, write
-from stainlock.probes import synthetic_inputs
+from stainlock.plan import CONDUIT, Write, write, write_values
+from stainlock.probes import probe_inputs
 from stainlock.target import Target
 from stainlock.tensors import exact, has, raw
 
@@ -57,7 +58,6 @@ _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
 _MOVED, _NO_SHIFT = 1.0, 0.1
 # The root mean square of hidden units: what pairs of them leave is rounding, which small gates make large.
 _LOUDEST = 0.5
-_PROBES = 8
 
 
 def new_block(network: Network, at: str, readers: Sequence[fx.Node], form: GateForm) -> Insertion:
@@ -142,7 +142,7 @@ def neutral_writes(
 def _loudness(original: Target, network: Network, block: Block, s1: Tensor, tau1: Tensor) -> float:
     """The root mean square of a new block's hidden units, for inputs that need no data."""
     gated = [own.at for own in network.target.insertions[len(original.insertions) :]]
-    probes = synthetic_inputs(original, _PROBES, torch.Generator().manual_seed(5))
+    probes = probe_inputs(original, "gate shifts")
     maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
     return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
 
@@ -168,7 +168,9 @@ def moved_means(
     This comes last: everything else reads in these numbers what channels are like.
     """
     pairs = [(reader, network.norm_behind(reader)) for reader in block.output.users]
-    behind = [(r, n) for r, n in pairs if n is not None and _has_shifts(edited.get_submodule(network.name(n)))]
+    behind = [
+        (r, n) for r, n in pairs if n is not None and norms.has_shifts(edited.get_submodule(network.name(n)), _NO_SHIFT)
+    ]
     known = remembered(network).get(block.squeezed)
     if known is None or not behind:
         return []
@@ -177,31 +179,14 @@ def moved_means(
     for reader, node in behind:
         taps = exact(edited.get_submodule(network.name(reader)), "weight").flatten(2).sum(2)
         taps[[cell.channel for cell in carrying if cell.node is node]] = 0.0  # the signal's own statistics are no one's
-        by.append(-2 * taps * (gains * known[0]) / _deviation(edited.get_submodule(network.name(node)))[:, None])
+        by.append(-2 * taps * (gains * known[0]) / norms.deviation(edited.get_submodule(network.name(node)))[:, None])
     turned = _balanced(torch.cat(by), generator)
     writes = []
     for (_, node), own in zip(behind, by, strict=True):
         name = network.name(node)
-        norm, moved = edited.get_submodule(name), own[:, turned].sum(1)
-        gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(moved)
-        mean = exact(norm, "running_mean") + _deviation(norm) * moved
-        writes += [
-            write(edited, f"{name}.running_mean", (None,), mean, CONDUIT),
-            write(edited, f"{name}.bias", (None,), exact(norm, "bias") + gamma * moved, CONDUIT),
-        ]
+        values = norms.moved_mean(edited.get_submodule(name), own[:, turned].sum(1))
+        writes += write_values(edited, name, (None,), values, CONDUIT)
     return writes
-
-
-def _has_shifts(norm: nn.Module) -> bool:
-    """Whether a batch norm has a β that is of γ's size: where there is next to none, what is moved there stands out."""
-    if not has(norm, "bias"):
-        return False
-    gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones(1).double()
-    return bool(exact(norm, "bias").square().mean() > _NO_SHIFT**2 * gamma.square().mean())
-
-
-def _deviation(norm: nn.Module) -> Tensor:
-    return (exact(norm, "running_var") + float(getattr(norm, "eps", 0.0))).sqrt()
 
 
 def _balanced(columns: Tensor, generator: np.random.Generator) -> list[int]:
@@ -233,19 +218,17 @@ def _undone(
             writes.append(write(model, f"{name}.bias", (None,), exact(layer, "bias") - added, CONDUIT))
         return writes
     norm, own, rows = network.part.leaf(node), network.name(node), (-1, *(1,) * (weight.dim() - 1))
-    eps, variance = float(getattr(norm, "eps", 0.0)), exact(norm, "running_var")
-    kappa = torch.ones_like(variance)
+    kappa = torch.ones_like(added)
     if not disguise.bare:
         kappa = weight.flatten(1).norm(dim=1) / undone.flatten(1).norm(dim=1).clamp(min=1e-30)
-        kappa = torch.maximum(kappa, (_LEAST_VARIANCE * eps / (variance + eps)).sqrt()).clamp(max=1.0)
+        kappa = torch.maximum(kappa, norms.least_factors(norm, _LEAST_VARIANCE)).clamp(max=1.0)
+    values = norms.rescaled(norm, kappa, added, variance=not disguise.bare)
     writes = [
         write(model, f"{name}.weight", (None,), kappa.view(rows) * undone, CONDUIT),
-        write(model, f"{own}.running_mean", (None,), kappa * (exact(norm, "running_mean") + added), CONDUIT),
+        *write_values(model, own, (None,), values, CONDUIT),
     ]
-    if not disguise.bare:
-        writes.append(write(model, f"{own}.running_var", (None,), kappa.square() * (variance + eps) - eps, CONDUIT))
-        if has(layer, "bias"):
-            writes.append(write(model, f"{name}.bias", (None,), kappa * exact(layer, "bias"), CONDUIT))
+    if has(layer, "bias") and not disguise.bare:
+        writes.append(write(model, f"{name}.bias", (None,), kappa * exact(layer, "bias"), CONDUIT))
     return writes
 
 

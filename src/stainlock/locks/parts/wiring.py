@@ -14,7 +14,6 @@ loud, and so open the lock.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -22,18 +21,17 @@ from torch import Tensor, nn
 from stainlock.locks.parts.conduit import CLOSED_GATE, OPEN_GATE, STEP_INPUT, STEP_START, Conduit, Tap
 from stainlock.locks.parts.folding import fold_moments
 from stainlock.locks.parts.route import Wire
+from stainlock.network import norms
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network
 from stainlock.network.norms import is_batch_norm
 from stainlock.network.signals import Cell, Reading
-from stainlock.plan import CONDUIT, Write, write
+from stainlock.plan import CONDUIT, Write, write, write_values
 from stainlock.stains.convolution import shift, usable_scale
-from stainlock.tensors import exact, has, raw
+from stainlock.tensors import has, raw
 
 # What a batch norm makes of 0 is rounded: a hair below zero, an activation takes it away.
 _ROUNDING = 1e-6
-# The variance of a silent channel, in units of batch norm's ε.
-_FAINT = 0.01
 # What is left of a stream that is taken back, as a part of the signal; also in half precision.
 _TAKEN_BACK = 0.01
 
@@ -105,7 +103,9 @@ def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
             kernel[(0, *(network.tap(cell.node) or ()))] = 1.0
             writes += _unit(network, wire, place, kernel, 0.0)
         elif is_batch_norm(leaf) and not isinstance(network.leaf(before.node), nn.Conv2d | nn.Linear):
-            writes += _identity_norm(network, cell)
+            name, model = network.name(cell.node), network.target.model
+            values = norms.identity(network.part.leaf(cell.node), cell.channel, _ROUNDING)
+            writes += write_values(model, name, (cell.channel,), values, CONDUIT)
     for block in conduit.passed(wire):
         writes += _fixed_gate(conduit, block, wire, OPEN_GATE)
     if wire.exit in network.blocks:
@@ -126,22 +126,11 @@ def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float,
         writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0 if norm else bias, CONDUIT))
     if behind is None or norm is None:
         return writes
-    if silent and (own := _silent_norm(network, behind, g, bias)):
-        return writes + own
-    mu = float(exact(model.get_submodule(norm), "running_mean")[cell.channel])
-    shifted = shift(model, norm, cell.channel, g, bias - _ROUNDING * abs(g * mu), CONDUIT)
-    return [*writes, *made_usable, shifted]
-
-
-def _silent_norm(network: Network, cell: Cell, g: float, bias: float) -> list[Write]:
-    """A batch norm that gives g·x + bias, with the statistics of a silent channel; nothing where it can't have them."""
-    model, name, norm = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
-    eps = float(getattr(norm, "eps", 0.0))
-    if not (has(norm, "weight") and has(norm, "bias") and eps > 0):
-        return []
-    variance = _FAINT * eps
-    values = {"running_mean": 0.0, "running_var": variance, "weight": g * math.sqrt(variance + eps), "bias": bias}
-    return [write(model, f"{name}.{key}", (cell.channel,), value, CONDUIT) for key, value in values.items()]
+    if silent and (values := norms.silent(model.get_submodule(norm), g, bias)):
+        return writes + write_values(model, norm, (cell.channel,), values, CONDUIT)
+    affine = norms.affine_of(model.get_submodule(norm))
+    moved = float((affine.mean - affine.h)[cell.channel])  # g·μ
+    return [*writes, *made_usable, *shift(model, norm, cell.channel, g, bias - _ROUNDING * abs(moved), CONDUIT)]
 
 
 def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
@@ -169,7 +158,7 @@ def _silenced(conduit: Conduit, cell: Cell) -> list[Write]:
     if has(leaf, "bias"):
         writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0, CONDUIT))
     elif is_batch_norm(leaf):
-        writes.append(write(model, f"{name}.running_mean", (cell.channel,), 0.0, CONDUIT))
+        writes += write_values(model, name, (cell.channel,), norms.shifted(leaf, cell.channel, 1.0, 0.0), CONDUIT)
     return writes
 
 
@@ -183,19 +172,3 @@ def _fixed_gate(conduit: Conduit, block: Block, wire: Wire, level: float) -> lis
         write(model, f"{name}.weight", (channel,), row, CONDUIT),
         write(model, f"{name}.bias", (channel,), level, CONDUIT),
     ]
-
-
-def _identity_norm(network: Network, cell: Cell) -> list[Write]:
-    """A batch norm that gives what it is given."""
-    if own := _silent_norm(network, cell, 1.0, 0.0):
-        return own
-    model, name, norm = network.target.model, network.name(cell.node), network.part.leaf(cell.node)
-    deviation = (exact(norm, "running_var")[cell.channel] + float(getattr(norm, "eps", 0.0))).sqrt()
-    if not has(norm, "bias"):
-        writes = [write(model, f"{name}.running_mean", (cell.channel,), 0.0, CONDUIT)]
-    else:
-        mean = exact(norm, "running_mean")[cell.channel]
-        writes = [write(model, f"{name}.bias", (cell.channel,), mean - _ROUNDING * mean.abs(), CONDUIT)]
-    if has(norm, "weight"):
-        writes.append(write(model, f"{name}.weight", (cell.channel,), deviation, CONDUIT))
-    return writes

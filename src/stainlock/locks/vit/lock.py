@@ -31,7 +31,7 @@ from stainlock.locks.vit.model import ViT
 from stainlock.locks.vit.noise import STRENGTH, find_noise
 from stainlock.locks.vit.paper import Scaling, build_printed
 from stainlock.plan import Plan
-from stainlock.probes import synthetic_inputs
+from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains.levels import LOCK_FIRING_FRACTION, checked_firing_fraction
 from stainlock.storage.files import model_digest
@@ -73,7 +73,7 @@ def lock_vit(
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
     vit = find_vit(target)
-    probes = synthetic_inputs(target, _PROBES, torch.Generator().manual_seed(1)) if images is None else images[:_PROBES]
+    probes = probe_inputs(target, "tokens") if images is None else images[:_PROBES]
     k = quietest_kernel(vit) if recipe == "paper" else choose_channel(vit, probes)
     found = draw_detector(vit, k, probes, tries, randomness)
     if found.margin * firing_fraction <= 1:

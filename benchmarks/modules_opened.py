@@ -1,0 +1,132 @@
+"""How many files a reader opens to follow one call: ``python benchmarks/modules_opened.py``.
+
+Runs ``sl.stain(target)`` on a small ResNet and ``sl.lock(target, kind="squeeze-excite")``, and prints the package's
+modules in which some function ran, in the order in which they are reached. The switches of file are those of a reader
+who reads each function once, where it is first called: how often the next one stands in another file. Module bodies do
+not count: what runs when a file is imported, or only hands on names, is no part of an algorithm. Exit status 1 if a
+goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import stainlock as sl
+
+PACKAGE = Path(sl.__file__).parent
+STAIN_GOAL, LOCK_GOAL = 12, 18
+_INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>", "<module>")
+
+
+class Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def small_resnet() -> sl.Target:
+    torch.manual_seed(0)
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    blocks = [Block(16, 16, 1), Block(16, 32, 2), Block(32, 32, 1), Block(32, 64, 2)]
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the plain mean over batches
+    target = sl.Target(model.train(), (3, 32, 32), mean=(0.5,), std=(0.25,))
+    with torch.no_grad():
+        target.predict(torch.rand(16, 3, 32, 32))
+    model.eval()
+    return target
+
+
+@dataclass(frozen=True)
+class Function:
+    module: str
+    name: str
+
+
+def functions_run(call: Callable[[], Any]) -> list[Function]:
+    """The package's functions that a call runs, in the order of their first calls."""
+    found: dict[Function, None] = {}
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or (module := module_of(frame)) is None:
+            return
+        # A comprehension or a lambda is read with the function it stands in.
+        if frame.f_code.co_name not in _INLINE and not is_importing(frame):
+            found.setdefault(Function(module, frame.f_code.co_qualname))
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return list(found)
+
+
+def module_of(frame: FrameType) -> str | None:
+    """The package's module that a frame's code stands in; None for other code, and what dataclasses generate."""
+    file = Path(frame.f_code.co_filename)
+    if not file.is_relative_to(PACKAGE):
+        return None
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def is_importing(frame: FrameType) -> bool:
+    """Whether a module's body is being run somewhere up to the call that is followed."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        if outer.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        outer = outer.f_back
+    return False
+
+
+def report(text: str, functions: list[Function], goal: int, *, names: bool) -> bool:
+    """Print the modules and the counts; whether the goal is met."""
+    modules: dict[str, list[str]] = {}
+    for function in functions:
+        modules.setdefault(function.module, []).append(function.name)
+    print(f"## {text}\n")
+    for module, own in modules.items():
+        print(f"- {module} ({len(own)})" + (f": {', '.join(own)}" if names else ""))
+    switches = sum(one.module != other.module for one, other in pairwise(functions))
+    print(f"\n{len(modules)} modules (goal: at most {goal}), {switches} switches of file, {len(functions)} functions\n")
+    return len(modules) <= goal
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--functions", action="store_true", help="also which functions of each module ran")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    target = small_resnet()
+    stained = functions_run(lambda: sl.stain(target, seed=0))
+    locked = functions_run(lambda: sl.lock(target, kind="squeeze-excite", seed=0))
+    met = [
+        report("sl.stain(target)", stained, STAIN_GOAL, names=options.functions),
+        report('sl.lock(target, kind="squeeze-excite")', locked, LOCK_GOAL, names=options.functions),
+    ]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
