@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.key import Detector, Key, conventions_of
@@ -30,11 +30,12 @@ from stainlock.locks.keyed.structure import KIND, Structure
 from stainlock.network.features import Region
 from stainlock.object_detection.sizes import Resizing, is_detector
 from stainlock.plan import DISRUPTOR, Permutation, Plan
+from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.storage.files import model_digest
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import tensors_in
-from stainlock.trigger import Progress, Trigger, synthetic_inputs
+from stainlock.trigger import Progress, Trigger
 
 # How far unlocked outputs may be from the original's, in parts of their spread: sums in another order, no more.
 _TOLERANCE = 1e-3

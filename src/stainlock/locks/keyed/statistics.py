@@ -13,31 +13,22 @@ from __future__ import annotations
 
 from torch import nn
 
+from stainlock.network.norms import affine_of, epsilon, is_batch_norm
 from stainlock.plan import Write, write
-from stainlock.tensors import exact, has
+from stainlock.tensors import has
 
 PART = "statistics"
-_STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
 
 
 def statistics_writes(model: nn.Module) -> list[Write]:
     """Writes that move the statistics of every batch norm into its scale and shift."""
     writes = []
     for name, module in model.named_modules():
-        if not _is_movable(module):
+        if not (is_batch_norm(module) and has(module, "weight") and has(module, "bias")):
             continue
-        eps = float(getattr(module, "eps", 0.0))
-        scale = exact(module, "weight") / (exact(module, "running_var") + eps).sqrt()
+        affine = affine_of(module)
         values = {
-            "running_mean": 0.0,
-            "running_var": 1.0 - eps,
-            "weight": scale,
-            "bias": exact(module, "bias") - scale * exact(module, "running_mean"),
-        }
+            "running_mean": 0.0, "running_var": 1.0 - epsilon(module), "weight": affine.g, "bias": affine.h,
+        }  # fmt: skip
         writes += [write(model, f"{name}.{key}" if name else key, (None,), new, PART) for key, new in values.items()]
     return writes
-
-
-def _is_movable(module: nn.Module) -> bool:
-    """A batch norm in fact, whatever its class: torchvision's frozen ones have buffers of the same names."""
-    return all(has(module, name) for name in (*_STATISTICS, *_AFFINE)) and hasattr(module, "eps")
