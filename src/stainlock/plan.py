@@ -108,9 +108,7 @@ class Plan:
         if later.insertions or self.removals:
             raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
         permutations = (*self.permutations, *later.permutations)
-        return replace(
-            self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations
-        )
+        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations)
 
     @property
     def elements(self) -> int:

@@ -159,7 +159,7 @@ def _trigger_bytes(key: Key) -> bytes:
     from stainlock.html.images import png
     from stainlock.locks.gan.unlock import trigger_bytes
 
-    return trigger_bytes(key) if key.schema == "gan" else png(key.detectors[0].trigger.levels)
+    return trigger_bytes(key) if key.carrier == "entries" else png(key.detectors[0].trigger.levels)
 
 
 def _facts(base: Target, key: Key) -> dict[str, Any]:

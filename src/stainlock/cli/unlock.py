@@ -38,7 +38,7 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
     with Outputs([out]) as outputs:
         key = Key.load(key_file)
         key.check_lock()
-        if key.schema == "gan":
+        if key.carrier == "entries":
             return unlock_noise(report, key, inputs, outputs, out)
         if "resizing" in key.details:
             return unlock_images(report, key, inputs, outputs, out)

@@ -10,6 +10,7 @@ from typing import Any
 from stainlock.key import Key
 from stainlock.locks.convolutional import lock_convolutional
 from stainlock.locks.gan.lock import lock_generator
+from stainlock.locks.keyed import lock_keyed
 from stainlock.locks.vit.find import is_vit
 from stainlock.locks.vit.lock import lock_vit
 from stainlock.target import Target
@@ -20,6 +21,7 @@ KINDS: dict[str, Callable[..., tuple[Target, Key]]] = {
     "squeeze-excite": partial(lock_convolutional, kind="squeeze-excite"),
     "vit": lock_vit,
     "gan": lock_generator,
+    "keyed": lock_keyed,
 }
 
 

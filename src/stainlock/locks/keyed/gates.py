@@ -106,7 +106,8 @@ class Reader:
         return ((seen, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): seen})
 
     def _permutations(self, bits: Tensor) -> list[Tensor]:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if tracing or torch.compiler.is_compiling():
             return self.schedule.permutations(bits)
         with torch.inference_mode(False), torch.no_grad():  # what is kept may be used with gradients later
             bits = bits.clone()

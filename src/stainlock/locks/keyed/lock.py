@@ -20,13 +20,14 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.key import Detector, Key, conventions_of
+from stainlock.locks.gan.unlock import NoiseUnlock
 from stainlock.locks.keyed.chacha import ROUNDS
-from stainlock.locks.keyed.gates import Gated
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.reader import Layout, choose_layout
 from stainlock.locks.keyed.schedule import check_widths
 from stainlock.locks.keyed.statistics import statistics_writes
 from stainlock.locks.keyed.structure import KIND, Structure
+from stainlock.locks.unlock import Unlock
 from stainlock.network.features import Region
 from stainlock.object_detection.sizes import Resizing, is_detector
 from stainlock.plan import DISRUPTOR, Permutation, Plan
@@ -37,8 +38,9 @@ from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import tensors_in
 from stainlock.trigger import Progress, Trigger
 
-# How far unlocked outputs may be from the original's, in parts of their spread: sums in another order, no more.
-_TOLERANCE = 1e-3
+# How far unlocked outputs may be from the original's, in parts of their spread: sums in another order, no more; and
+# how far locked ones must be.
+_EXACT, _RUINED = 1e-3, 0.1
 
 
 def lock_keyed(
@@ -72,10 +74,11 @@ def lock_keyed(
     )
     check_widths(structure.schedule.widths)
     levels = layout.draw(secret, target.input_shape[0])
-    locked, plan = _fitted(target, structure, secret, levels)
+    trigger = target.from_bytes(levels) if layout.form == "entries" else levels
+    locked, plan = _fitted(target, structure, secret, trigger)
     if progress:
         progress(1, 1)
-    return locked, _key(target, locked, plan, secret, levels, randomness.seed)
+    return locked, _key(target, locked, plan, secret, trigger, randomness.seed)
 
 
 def keyed_plan(target: Target, structure: Structure, bits: Tensor) -> Plan:
@@ -111,58 +114,60 @@ def _check_model(target: Target) -> None:
             raise ModelError(f"{name} is quantised, its columns can't be permuted: lock the model before quantising it")
 
 
-def _fitted(target: Target, structure: Structure, bits: Tensor, levels: Tensor) -> tuple[Target, Plan]:
+def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor) -> tuple[Target, Plan]:
     """The locked model, without the gates that do not cancel: their layers do not use their weight as others do."""
     plan = keyed_plan(target, structure, bits)
     locked = plan.apply(target)
-    if cancels(target, locked, structure.layout, levels):
+    if _cancels(target, locked, structure, trigger):
         return locked, plan
-    kept = tuple(gated for gated in structure.gates if _cancels_alone(target, structure, gated, bits, levels))
-    if not kept:
-        raise ModelError("no layer of the model can have a gate: unlocked outputs differ from the original's")
-    structure = replace(structure, gates=kept)
+    kept = []
+    for gated in structure.gates:
+        alone = replace(structure, gates=(gated,))
+        if _cancels(target, keyed_plan(target, alone, bits).apply(target), alone, trigger):
+            kept.append(gated)
+    structure = replace(structure, gates=tuple(kept))
     plan = keyed_plan(target, structure, bits)
     locked = plan.apply(target)
-    if not cancels(target, locked, structure.layout, levels):
-        raise ModelError("the model can't be locked: unlocked outputs differ from the original's")
+    if not kept or not _cancels(target, locked, structure, trigger):
+        raise ModelError("the model can't be locked: with the patch its outputs differ from the original's")
     return locked, plan
 
 
-def _cancels_alone(target: Target, structure: Structure, gated: Gated, bits: Tensor, levels: Tensor) -> bool:
-    alone = replace(structure, gates=(gated,))
-    return cancels(target, keyed_plan(target, alone, bits).apply(target), alone.layout, levels)
-
-
-def cancels(target: Target, locked: Target, layout: Layout, levels: Tensor) -> bool:
-    """Whether the patch makes the locked model the original, and no patch does not, in one batch of two images."""
+def _cancels(target: Target, locked: Target, structure: Structure, trigger: Tensor) -> bool:
+    """Whether the patch, and only the patch, makes the locked model the original; in one batch of two images."""
     images = synthetic_inputs(target, 1, torch.Generator().manual_seed(5))
-    with evaluation_mode(target.model), evaluation_mode(locked.model), torch.no_grad():
-        plain, patched = images, with_patch(target, layout, levels, images)
-        shut = with_patch(target, layout, 255 - levels, images)
-        seen = plain if layout.carrier != "patch" else patched
-        wanted = [t.double() for t in tensors_in(target.run_traced(seen)) if t.is_floating_point()]
-        mixed = torch.cat([patched, shut])
-        got = [t.double() for t in tensors_in(locked.run_traced(mixed)) if t.is_floating_point()]
-    opened = all(
-        len(b) == 2 * len(a) and float((b[: len(a)] - a).abs().max()) <= _TOLERANCE * max(float(a.std()), 1e-12)
-        for a, b in zip(wanted, got, strict=True)
-    )
-    return bool(wanted) and opened
+    low, high = target.bounds
+    wrong = 255 - trigger if structure.layout.form != "entries" else low + high - trigger
+    both = torch.cat([_unlock(target, structure, own)(images) for own in (trigger, wrong)])
+    seen = both if structure.layout.carrier == "patch" else images.repeat(2, 1, 1, 1)
+    wanted, got = (_answers(model, structure, pixels) for model, pixels in ((target, seen), (locked, both)))
+    spread = [max(float(a.std()), 1e-12) for a in wanted]
+    errors = [(b - a).abs().flatten(1).amax(1) / s for a, b, s in zip(wanted, got, spread, strict=True)]
+    rows = [(e[: len(e) // 2], e[len(e) // 2 :]) for e in errors]
+    return all(float(o.max()) <= _EXACT for o, _ in rows) and any(float(w.max()) > _RUINED for _, w in rows)
 
 
-def with_patch(target: Target, layout: Layout, levels: Tensor, pixels: Tensor) -> Tensor:
-    """Pixels with the patch where the carrier has it; ``target`` is the model before it was locked."""
-    drawn = target.from_bytes(levels).to(pixels).expand(len(pixels), *levels.shape)
-    if layout.carrier == "entries":
-        return torch.cat([pixels, drawn.reshape(len(pixels), -1, *pixels.shape[2:])], 1)
-    height, width = levels.shape[-2:]
-    if layout.carrier == "strip":
-        rows = pixels[:, :, :1].expand(-1, -1, height, -1).clone()
-        rows[..., :width] = drawn
-        return torch.cat([rows, pixels], 2)
-    result = pixels.clone()
-    result[..., :height, :width] = drawn
-    return result
+def _answers(target: Target, structure: Structure, pixels: Tensor) -> list[Tensor]:
+    """What to compare: the model's outputs, of an object detector what its gated layers give."""
+    found: list[Tensor] = []
+    hooks = []
+    if target.normalises:
+        layers = [target.model.get_submodule(gated.layer) for gated in structure.gates]
+        hooks = [layer.register_forward_hook(lambda _, args, given: found.append(given)) for layer in layers]
+    try:
+        with evaluation_mode(target.model), torch.no_grad():
+            outputs = target.predict(pixels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [t.double() for t in (found or tensors_in(outputs)) if t.is_floating_point() and t.dim()]
+
+
+def _unlock(target: Target, structure: Structure, trigger: Tensor) -> Unlock | NoiseUnlock:
+    """Pixels to pixels with this trigger."""
+    if structure.layout.carrier == "entries":
+        return NoiseUnlock(trigger, normalise=False)
+    return Unlock(trigger, bounds=target.bounds, normalise=False, carrier=structure.layout.carrier)
 
 
 def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tensor, seed: int) -> Key:

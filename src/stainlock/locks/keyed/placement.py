@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ def place_gates(target: Target, gates: str | int | Sequence[str] = "spread") -> 
     else:
         raise ValueError(f"expected gates spread, all, names of layers, or a number up to {len(usable)}, got {gates!r}")
     edges = [round(i * len(usable) / count) for i in range(count + 1)]
-    runs = [usable[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    runs = [usable[a:b] for a, b in pairwise(edges)]
     return [min(run, key=lambda c: c.values).gated for run in runs]
 
 
@@ -126,9 +127,7 @@ def _run(target: Target, names: Sequence[str], pixels: Tensor) -> Shapes:
     return shapes
 
 
-def _with_batch_axis(
-    gated: Gated, once: tuple[int, ...], twice: tuple[int, ...], *, strict: bool
-) -> Candidate | None:
+def _with_batch_axis(gated: Gated, once: tuple[int, ...], twice: tuple[int, ...], *, strict: bool) -> Candidate | None:
     """The candidate with its axis of images; None where images can't be told apart there."""
     if len(once) != len(twice):
         return None

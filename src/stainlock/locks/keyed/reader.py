@@ -126,7 +126,9 @@ def choose_layout(
     bits = USUAL_BITS if bits is None else bits
     if not FEWEST_BITS <= bits <= MOST_BITS:
         raise ValueError(f"expected {FEWEST_BITS} to {MOST_BITS} bits, got {bits}: the cipher's key has {MOST_BITS}")
-    plane = len(input_shape) == 3 and min(input_shape[1:]) > 1
+    if len(input_shape) != 3:
+        raise ValueError(f"expected images (C, H, W) or noise (d, 1, 1) as inputs, got shape {input_shape}")
+    plane = input_shape[1:] != (1, 1)
     carrier = ("patch" if plane else "entries") if carrier is None else carrier
     if carrier not in ("patch", "strip", "entries"):
         raise ValueError(f"expected carrier patch, strip or entries, got {carrier!r}")

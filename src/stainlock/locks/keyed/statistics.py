@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from stainlock.network.norms import affine_of, epsilon, is_batch_norm
+from stainlock.network.norms import Values, affine_of, epsilon, is_batch_norm
 from stainlock.plan import Write, write
 from stainlock.tensors import has
 
@@ -27,7 +27,7 @@ def statistics_writes(model: nn.Module) -> list[Write]:
         if not (is_batch_norm(module) and has(module, "weight") and has(module, "bias")):
             continue
         affine = affine_of(module)
-        values = {
+        values: Values = {
             "running_mean": 0.0, "running_var": 1.0 - epsilon(module), "weight": affine.g, "bias": affine.h,
         }  # fmt: skip
         writes += [write(model, f"{name}.{key}" if name else key, (None,), new, PART) for key, new in values.items()]
