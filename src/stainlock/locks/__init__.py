@@ -9,4 +9,13 @@ from stainlock.locks.quantise import layers_in_floats
 from stainlock.locks.unlock import Unlock
 from stainlock.locks.vit.lock import lock_vit
 
-__all__ = ["NoiseUnlock", "Unlock", "layers_in_floats", "lock", "lock_convolutional", "lock_generator", "lock_keyed", "lock_vit"]
+__all__ = [
+    "NoiseUnlock",
+    "Unlock",
+    "layers_in_floats",
+    "lock",
+    "lock_convolutional",
+    "lock_generator",
+    "lock_keyed",
+    "lock_vit",
+]
