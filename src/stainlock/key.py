@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,11 +96,21 @@ class Key:
     def opened(self, suspect: Target) -> Target:
         """A model with this keyed lock, whatever else was changed in it since, without reader and gates.
 
-        Batch norms' statistics stay where the lock has put them: the function is the same.
+        Batch norms' statistics stay where the lock has put them: the function is the same. Whoever has the file may
+        have left reader and gates out already.
         """
+        self._check_keyed()
+        has_gates = suspect.insertions[-1:] == self.revert.removals
+        return replace(self.revert, writes=(), removals=self.revert.removals if has_gates else ()).apply(suspect)
+
+    def opened_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same for bare weights."""
+        self._check_keyed()
+        return self.revert.reordered(weights)
+
+    def _check_keyed(self) -> None:
         if self.schema != "keyed":
             raise ValueError(f"expected the key of a keyed lock, got one of schema {self.schema}")
-        return replace(self.revert, writes=()).apply(suspect)
 
     def edited(self, locked: Target) -> Target:
         """The paper's edited model: everything of the lock but its disruptor. A keyed lock edits nothing else."""

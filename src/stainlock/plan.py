@@ -148,6 +148,14 @@ class Plan:
                 tensor = state[p.parameter]
                 tensor.copy_(tensor.index_select(p.axis, p.order.to(tensor.device)))
 
+    def reordered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Bare weights, of whatever they have, in the order of the permutations."""
+        result = dict(weights)
+        for p in self.permutations:
+            if p.parameter in result and result[p.parameter].shape[p.axis : p.axis + 1] == (len(p.order),):
+                result[p.parameter] = result[p.parameter].index_select(p.axis, p.order)
+        return result
+
     def inverse(self, target: Target) -> Plan:
         """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
         prepared = replace(self, writes=(), removals=()).apply(target) if self.insertions else target

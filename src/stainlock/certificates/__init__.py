@@ -21,18 +21,21 @@ from stainlock.certificates.geometric import (
     theorem1_printed,
     theorem1_sharp,
 )
+from stainlock.certificates.keyed import KeyedCertificate, certify_keyed
 from stainlock.certificates.perturbation import measured_perturbation
 from stainlock.certificates.statistics import Moments, Statistics
 
 __all__ = [
     "Certificate",
     "Check",
+    "KeyedCertificate",
     "Moments",
     "Statistics",
     "cantelli",
     "cap_expectation",
     "cap_upper_bound",
     "certify",
+    "certify_keyed",
     "check",
     "clopper_pearson",
     "largest_number_of_clients",

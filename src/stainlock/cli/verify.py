@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from stainlock.cli.options import FILE, load_model, output_options, seed_option,
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
+    from stainlock.key import Key
     from stainlock.verification import Suspect, Verdict
 
 _LOOKED_AT = {
@@ -31,6 +33,8 @@ _MEANING = {
 @click.command("verify")
 @click.argument("suspect")
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
+@click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
+              " has: its gates are undone first.")  # fmt: skip
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
 @click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
 @click.option(
@@ -48,6 +52,7 @@ def command(
     report: Report,
     suspect: str,
     key_file: Path,
+    lock_file: Path | None,
     data: Path | None,
     black_box: bool,
     method: Any,
@@ -71,6 +76,8 @@ def command(
     claim = Claim.load(key, **about_commitment)
     images = Images.from_folder(data) if data else None
     loaded = _load_suspect(suspect, weights, seed, method)
+    if lock_file is not None:
+        loaded = _without_lock(loaded, Key.load(lock_file))
     if images is not None and not isinstance(loaded, Target):
         raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
     with report.progress("looking for decoys") as progress:
@@ -106,6 +113,17 @@ def _load_suspect(suspect: str, weights: str | None, seed: int | None, method: s
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
     return read_weights(suspect)
+
+
+def _without_lock(suspect: Suspect, key: Key) -> Suspect:
+    """The suspect's weights as they were before this keyed lock, whether or not it still has the gates."""
+    from stainlock.target import Target
+
+    if isinstance(suspect, Target):
+        return key.opened(suspect)
+    if isinstance(suspect, Mapping):
+        return key.opened_weights(suspect)
+    raise ValueError("expected a MODEL or a weight file with --lock-key, got one that can only be asked for outputs")
 
 
 def _onnx_session(suspect: str, method: str) -> Any:

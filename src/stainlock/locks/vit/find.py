@@ -35,11 +35,6 @@ def find_vit(target: Target) -> ViT:
     raise ModelError(f"{_WAY_OUT}, got {type(target.model).__name__}{post_norm}: use another kind of lock")
 
 
-def is_vit(target: Target) -> bool:
-    """Whether there is a vision transformer in a model, one that can be locked or not."""
-    return any(isinstance(m, TorchvisionViT) or _is_timm(m) for m in target.model.modules())
-
-
 def _is_timm(module: nn.Module) -> bool:
     """Whether it is timm's VisionTransformer, without importing a library that may not be there."""
     names = {f"{c.__module__}.{c.__name__}" for c in type(module).__mro__}
