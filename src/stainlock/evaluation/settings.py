@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stainlock.data import Batches, Data, Progress
 from stainlock.evaluation.accuracy import Evaluation, evaluate
-from stainlock.evaluation.data import Batches, Data, Progress
 from stainlock.key import Key
 from stainlock.target import Target
 

@@ -35,8 +35,8 @@ def lock(
 ) -> tuple[Target, Key]:
     """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
 
-    - ``kind``: ``keyed`` permutes channels by the bits of the patch, for every model. The paper's: ``internal`` drowns a
-      classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a convolutional network (Algorithm 4),
+    - ``kind``: ``keyed`` permutes channels by the bits of the patch, for every model. The paper's: ``internal`` drowns
+      a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a convolutional network (Algorithm 4),
       ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer (Algorithm 6).
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
     - ``options``: those of `lock_keyed`, `lock_convolutional`, `lock_generator` or `lock_vit`.

@@ -3,6 +3,9 @@
     file   W'[:, i] = W[:, π(i)]
     run    y = W' · x[π]  =  W x
 
+Where all images of a batch carry one key, the columns of a small layer are put back in order instead, W'[:, π⁻¹]: that
+moves fewer values than reordering large maps.
+
 A gate is a forward pre-hook of its layer, so that every parameter keeps its name, and fusing or quantising the layer
 takes the gate along. The reader is a pre-hook of the module that is given the images: it reads the bits of every image
 of a batch and leaves the gates' permutations in a frame, which belongs to the thread and to this call of the model.
@@ -16,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 from stainlock.errors import ModelError
 from stainlock.locks.keyed.reader import Layout
@@ -23,6 +28,8 @@ from stainlock.locks.keyed.schedule import Schedule
 
 # Locks whose last permutations a thread keeps.
 _KEPT = 4
+# Reordering one weight takes as long as this many values of a map, which are copied in whole rows.
+_COLUMN_COST = 8
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -58,6 +65,21 @@ def gated_layer(name: str, layer: nn.Module) -> Gated | None:
     return None
 
 
+class Orders:
+    """The permutations of all gates in one call; their inverses are made when they are first asked for."""
+
+    def __init__(self, orders: list[Tensor]) -> None:
+        self.orders = orders
+        self._inverses: dict[int, Tensor] = {}
+
+    def inverse(self, gate: int) -> Tensor:
+        """``(C,)``, of a permutation that all images have in common."""
+        if gate not in self._inverses:
+            with torch.inference_mode(False), torch.no_grad():
+                self._inverses[gate] = self.orders[gate][0].argsort()
+        return self._inverses[gate]
+
+
 class _Frames(threading.local):
     """For each lock the stack of calls that this thread is in: the gates' permutations of each, once they are read.
 
@@ -66,16 +88,16 @@ class _Frames(threading.local):
     """
 
     def __init__(self) -> None:
-        self.stacks: dict[str, list[list[Tensor] | None]] = {}
-        self.last: dict[Schedule, tuple[Tensor, list[Tensor]]] = {}
+        self.stacks: dict[str, list[Orders | None]] = {}
+        self.last: dict[Schedule, tuple[Tensor, Orders]] = {}
 
-    def permutations(self, schedule: Schedule, bits: Tensor) -> list[Tensor]:
+    def permutations(self, schedule: Schedule, bits: Tensor) -> Orders:
         before = self.last.get(schedule)
         if before is not None and before[0].device == bits.device and torch.equal(before[0], bits):
             return before[1]
         if len(self.last) >= _KEPT:
             self.last.clear()
-        found = schedule.permutations(bits)
+        found = Orders(schedule.permutations(bits))
         self.last[schedule] = bits, found
         return found
 
@@ -105,10 +127,9 @@ class Reader:
         seen = self.layout.cut(inputs)
         return ((seen, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): seen})
 
-    def _permutations(self, bits: Tensor) -> list[Tensor]:
-        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        if tracing or torch.compiler.is_compiling():
-            return self.schedule.permutations(bits)
+    def _permutations(self, bits: Tensor) -> Orders:
+        if _is_traced():
+            return Orders(self.schedule.permutations(bits))
         with torch.inference_mode(False), torch.no_grad():  # what is kept may be used with gradients later
             bits = bits.clone()
             if len(bits) > 1 and bool((bits == bits[:1]).all()):
@@ -155,21 +176,25 @@ class Gate:
         self.lock, self.number, self.gated = lock, number, gated
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        return (permuted(args[0], self.order(), self.gated), *args[1:])
+        orders, (x, *others) = self.orders(), args
+        order = orders.orders[self.number]
+        if len(order) == 1 and _columns_are_fewer(module, x) and not _is_traced():
+            return (Reordered.of(x, order, orders.inverse(self.number), self.gated), *others)
+        return (permuted(x, order, self.gated), *others)
 
-    def order(self) -> Tensor:
-        """The permutation of every image in this call of the model."""
+    def orders(self) -> Orders:
+        """The permutations in this call of the model."""
         stack = _FRAMES.stacks.get(self.lock)
         if not stack or stack[-1] is None:
             raise ModelError(f"{self.gated.layer} has a keyed lock's gate: run the whole model, which reads the patch")
-        return stack[-1][self.number]
+        return stack[-1]
 
 
 class AttentionGate(Gate):
     """The hook before an attention, whose query, key and value are projected by the columns of one parameter."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        order, kwargs = self.order(), {} if kwargs is None else kwargs
+        order, kwargs = self.orders().orders[self.number], {} if kwargs is None else kwargs
         seen: dict[int, Tensor] = {}  # one tensor given three times stays one
 
         def through(x: Tensor) -> Tensor:
@@ -181,10 +206,53 @@ class AttentionGate(Gate):
         return given, {name: through(x) if name in ("query", "key", "value") else x for name, x in kwargs.items()}
 
 
+class Reordered(Tensor):
+    """``x[π]``, for a layer that can be given W'[:, π⁻¹] and x instead; whoever else looks gets ``x[π]``."""
+
+    order: Tensor
+    inverse: Tensor
+    gated: Gated
+
+    @staticmethod
+    def of(x: Tensor, order: Tensor, inverse: Tensor, gated: Gated) -> Reordered:
+        own = x.as_subclass(Reordered)
+        own.order, own.inverse, own.gated = order, inverse, gated
+        return own
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in (F.conv2d, F.linear) and isinstance(args[0], Reordered):
+                x, weight, *others = args
+                columns = weight.index_select(1, x.inverse)
+                return func(x.as_subclass(Tensor), columns, *others, **(kwargs or {}))
+            args, kwargs = tree_map_only(Reordered, _in_order, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+
+def _in_order(x: Reordered) -> Tensor:
+    return permuted(x.as_subclass(Tensor), x.order, x.gated)
+
+
+def _columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
+    """Whether it is faster to reorder the layer's weight than its input; other classes may do more than multiply."""
+    if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+        return _COLUMN_COST * layer.weight.numel() < x.numel()
+    return type(layer) is nn.Linear and _COLUMN_COST * layer.weight.numel() < x.numel()
+
+
+def _is_traced() -> bool:
+    """Whether operations are recorded, to be run on other images: nothing may depend on what these hold."""
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return traced or torch.compiler.is_compiling()
+
+
 def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
     """``x[π]`` along the channels: one permutation ``(1, C)`` for all, or one for each image ``(N, C)``."""
-    if order.shape[0] == 1:
-        return x.index_select(gated.channels, order[0])
+    if order.shape[0] == 1 and gated.channels == 1:
+        return x.index_select(1, order[0])
+    if order.shape[0] == 1:  # along the last axis gather is the faster of the two
+        return x.gather(-1, order.expand(*x.shape[:-1], -1))
     if gated.repeat != 1:
         order = order.repeat_interleave(gated.repeat, 0)
     if gated.channels == 1:  # images and channels as one axis: whole maps are copied

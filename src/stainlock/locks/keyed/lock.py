@@ -20,16 +20,14 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.key import Detector, Key, conventions_of
-from stainlock.locks.gan.unlock import NoiseUnlock
 from stainlock.locks.keyed.chacha import ROUNDS
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.reader import Layout, choose_layout
 from stainlock.locks.keyed.schedule import check_widths
 from stainlock.locks.keyed.statistics import statistics_writes
 from stainlock.locks.keyed.structure import KIND, Structure
-from stainlock.locks.unlock import Unlock
 from stainlock.network.features import Region
-from stainlock.object_detection.sizes import Resizing, is_detector
+from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.plan import DISRUPTOR, Permutation, Plan
 from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
@@ -37,6 +35,8 @@ from stainlock.storage.files import model_digest
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import tensors_in
 from stainlock.trigger import Progress, Trigger
+from stainlock.unlocking.noise import NoiseUnlock
+from stainlock.unlocking.patch import Unlock
 
 # How far unlocked outputs may be from the original's, in parts of their spread: sums in another order, no more; and
 # how far locked ones must be.

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stainlock.errors import ModelError
 from stainlock.locks.keyed.gates import Gated, gated_layer
-from stainlock.object_detection.sizes import is_detector
+from stainlock.network.object_detectors import is_detector
 from stainlock.target import Target, evaluation_mode
 
 Shapes = dict[str, list[tuple[int, ...]]]

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Carrier = Literal["patch", "strip", "entries"]
 Form = Literal["pairs", "pixels", "entries"]
@@ -70,7 +71,7 @@ class Layout:
         corner = inputs[:, :, :height, :width].float()
         if self.form == "pixels":
             return (corner - corner.mean((2, 3), keepdim=True)).flatten(1)[:, : self.bits]
-        tiles = corner.reshape(-1, inputs.shape[1], self.rows, self.tile, self.columns, self.tile).sum((1, 3, 5))
+        tiles = F.avg_pool2d(corner.sum(1, keepdim=True), self.tile)
         return (tiles[..., 0::2] - tiles[..., 1::2]).flatten(1)[:, : self.bits]
 
     def read(self, inputs: Tensor) -> Tensor:

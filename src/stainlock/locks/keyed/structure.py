@@ -7,6 +7,7 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.insertion import Insertion, submodule
+from stainlock.locks.keyed.chacha import ROUNDS
 from stainlock.locks.keyed.gates import Gated, attach, detach
 from stainlock.locks.keyed.reader import Layout
 from stainlock.locks.keyed.schedule import Schedule
@@ -74,7 +75,11 @@ class Structure:
             gates = tuple(Gated(**gated) for gated in facts["gates"])
             layout = Layout(**facts["layout"])
             first, second, third = salt
-            return Structure(layout, (first, second, third), int(facts["rounds"]), gates, str(facts["reader"]))
+            rounds, reader = facts["rounds"], facts["reader"]
+            sizes = [layout.bits, layout.tile, *(gated.width for gated in gates), *(gated.repeat for gated in gates)]
+            if rounds not in ROUNDS or not isinstance(reader, str) or not all(type(n) is int and n > 0 for n in sizes):
+                raise ValueError("expected positive sizes and a known number of rounds")
+            return Structure(layout, (first, second, third), rounds, gates, reader)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"a keyed lock is not fully described: {error}") from error
 
