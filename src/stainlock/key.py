@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from stainlock.locks.gan.unlock import NoiseUnlock
     from stainlock.locks.unlock import Unlock
 
-KEY_VERSION = 2
+KEY_VERSION = 3
+# How a stain's secrets follow from its seed: as docs/key_format.md specifies, or as version 0.1.0 drew them.
+SHAKE_DERIVATION, NUMPY_DERIVATION = "shake256", "numpy"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Key:
     detectors: tuple[Detector, ...]
     revert: Plan
     details: dict[str, Any] = field(default_factory=dict)  # what a schema needs to read its message
+    derivation: str = NUMPY_DERIVATION  # what formats 1 and 2 and locks have
 
     @property
     def trigger_response(self) -> float:
@@ -170,7 +173,7 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
-        facts, tensors = unpack(Path(path), "key", KEY_VERSION, _from_first_version)
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
             detectors = tuple(
                 Detector(

@@ -56,7 +56,8 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
             raise IndexError(f"index {place} is out of range for axis {axis} of {parameter}, of size {size}")
         else:
             selected = selected + stride * (place % size)
-    filled = torch.as_tensor(values).detach().cpu().expand(selected.shape).to(tensor.dtype)
+    solved = values.detach().cpu() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    filled = solved.expand(selected.shape).to(tensor.dtype)
     if not torch.isfinite(filled).all():
         raise ModelError(f"the new values of {parameter} overflow {tensor.dtype}: use a wider type")
     return Write(parameter, selected.flatten().clone(), filled.flatten().clone(), part)
@@ -186,7 +187,7 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> Plan:
         facts, tensors = unpack(
-            Path(path), "delta", DELTA_VERSION, lambda first: first | {"insertions": [], "removals": []}
+            Path(path), "delta", DELTA_VERSION, {1: lambda first: first | {"insertions": [], "removals": []}}
         )
         return replace(Plan.from_tensors(facts, tensors), base=facts["base"])
 

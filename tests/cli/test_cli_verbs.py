@@ -115,7 +115,7 @@ def test_messages_come_back(run: Any, work: Path) -> None:
 
 
 def test_black_box(run: Any, work: Path) -> None:
-    made = run("stain", BASE, "--out", "out", "--key", "k", "--schema", "output", "--count", 8)
+    made = run("stain", BASE, "--out", "out", "--key", "k", "--schema", "output", "--count", 12, "--seed", 1)
     assert made.status == 0
     assert run("verify", "out", "--key", "k", "--black-box", "--json").facts["method"] == "output"
     model = Target.from_reference("out").model

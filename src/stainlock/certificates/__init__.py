@@ -12,6 +12,7 @@ from stainlock.certificates.exact import (
     log_cap_upper_bound,
     log_collision_probability,
     log_largest_number_of_clients,
+    log_poisson_binomial_tail,
 )
 from stainlock.certificates.geometric import (
     cantelli,
@@ -41,6 +42,7 @@ __all__ = [
     "log_cap_upper_bound",
     "log_collision_probability",
     "log_largest_number_of_clients",
+    "log_poisson_binomial_tail",
     "mean_upper_bound",
     "measured_perturbation",
     "printed_constant",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options
+from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options, still_assumed
 from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
@@ -85,8 +85,11 @@ def command(
     lines = [sentence]
     checked = claim.check(loaded) if claim is not None else None
     if checked is not None:
+        facts["assumes"] = still_assumed(checked)
         facts["commitment"] = commitment_facts(checked)
         lines += commitment_lines(checked)
+    if facts["assumes"]:
+        lines.append(f"assumes that {facts['assumes']}")
     report.result(facts, *lines)
     report.remark(*_remarks(verdict))
     return 0 if verdict.stained and (checked is None or checked.holds) else 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stainlock.commitments.evidence import Timestamp, mentions, read_timestamp, timestamp_request
-from stainlock.commitments.opening import DOMAIN, Opening, canonical
+from stainlock.commitments.opening import Opening, canonical, domain
 from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from stainlock.commitments.check import Check
 
 FORMAT = "stainlock-commitment"
-VERSION = 1
+VERSION = 2
+OLDER = (1,)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
@@ -57,7 +58,7 @@ class Commitment:
     @property
     def signed_part(self) -> bytes:
         facts = dataclasses.asdict(self)
-        return DOMAIN + b"\n" + canonical({name: facts[name] for name in facts if name not in _EVIDENCE})
+        return domain(self.version) + b"\n" + canonical({name: facts[name] for name in facts if name not in _EVIDENCE})
 
     @property
     def message(self) -> bytes:
@@ -75,10 +76,16 @@ class Commitment:
 
     def opens(self, key: Key, model: str | None = None) -> bool:
         """Whether it was made for this key, or with this key for the model of this digest."""
-        opening = Opening(key, bytes.fromhex(self.salt), bytes.fromhex(self.public_key))
+        if self.leaves_open(key):
+            return False
+        opening = Opening(key, bytes.fromhex(self.salt), bytes.fromhex(self.public_key), self.version)
         return secrets.compare_digest(*(
             (self.key, opening.key) if model is None else (self.model, opening.model(model))
         ))  # fmt: skip
+
+    def leaves_open(self, key: Key) -> bool:
+        """Whether it seals less of the key than verification reads: the first version, of an additive stain."""
+        return self.version == 1 and key.additive
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
         """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
@@ -119,7 +126,7 @@ class Commitment:
     def load(path: str | Path) -> Commitment:
         """Read a commitment; one that is damaged, or not as it was signed, gets one clear line."""
         names = {f.name for f in dataclasses.fields(Commitment)}
-        facts = read_record(path, "commitment", FORMAT, VERSION, names)
+        facts = read_record(path, "commitment", FORMAT, VERSION, names, older=OLDER)
         if reason := _malformed(facts):
             raise FileError(f"{path} is not a valid commitment: {reason}")
         for name in ("timestamps", "log_entries"):
@@ -143,16 +150,18 @@ def commit(
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
+    from stainlock.stains.secrets import check_secrets
     from stainlock.verification import verify
 
     key.check_stain("commit to")
+    check_secrets(key)
     if not is_printable(statement):
         raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
     if not is_model(target.model, key.protected_digest) and not verify(target, key).stained:
         raise FileError("this key is for another model: expected the stained one, or one made from it")
     when = (created or datetime.now(UTC)).astimezone(UTC)
     salt = secrets.token_bytes(32)
-    opening = Opening(key, salt, bytes.fromhex(signer.public_key))
+    opening = Opening(key, salt, bytes.fromhex(signer.public_key), VERSION)
     unsigned = Commitment(
         created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
         model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",

@@ -19,6 +19,7 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.stains.detector import Reading, present_levels
 from stainlock.stains.schemas import read_activation_message
+from stainlock.stains.secrets import check_secrets
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 from stainlock.trigger import Progress, Trigger
@@ -54,6 +55,7 @@ def verify_response(
     With a ``reference`` the decoys were found in our own model, as the trigger was, and so are the responses of the row
     that stood there: nothing but the layer's name is needed of the suspect.
     """
+    check_secrets(key)
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
     if suspect.device.type == "cpu" and suspect.dtype in (torch.float16, torch.bfloat16):
         suspect = suspect.copy()
@@ -80,7 +82,7 @@ def verify_response(
     if key.schema == "activation":
         d, how = key.detectors[0], Reading(key.reduction, key.position)
         levels = present_levels(suspect, site, d.trigger, d.vector, how)
-        reading = read_activation_message(levels, key.details, key.seed)
+        reading = read_activation_message(levels, key)
         verdict = replace(verdict, message=reading.text)
         # Signs are flipped by a secret stream: a model that knows nothing of it agrees in each place with chance ½.
         by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (
