@@ -79,6 +79,9 @@ def test_a_bundle_rebuilds_its_blocks(tmp_path: Path) -> None:
         ({"kind": "wormhole"}, "expected a block of kind"),
         ({"at": "layer9"}, "has no layer9"),
         ({"facts": None}, "not fully described"),
+        ({"facts": {"channels": 64}}, "not fully described"),
+        ({"facts": {"channels": 64, "hidden": "many"}}, "expected sizes from 1 to"),
+        ({"facts": {"channels": 60_000, "hidden": 60_000}}, "expected a block of at most"),
     ],
 )
 def test_bundles_with_unknown_blocks_are_told(tmp_path: Path, change: dict[str, object], says: str) -> None:
@@ -86,7 +89,7 @@ def test_bundles_with_unknown_blocks_are_told(tmp_path: Path, change: dict[str, 
     save_bundle(with_block(target).apply(target), tmp_path / "locked")
     manifest = json.loads((tmp_path / "locked" / "stainlock.json").read_text())
     manifest["insertions"][0] |= change
-    (tmp_path / "locked" / "stainlock.json").write_text(json.dumps(manifest))
+    (tmp_path / "locked" / "stainlock.json").write_text(json.dumps(manifest | {"version": 2}))
     with pytest.raises((FileError, ModelError), match=says):
         load_bundle(tmp_path / "locked")
 

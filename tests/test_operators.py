@@ -14,10 +14,9 @@ import torch
 from precision import EXACT
 from torch import Tensor
 
-from stainlock import _operators
+from stainlock.models import torchvision_import, torchvision_operators
 
-_operators.ensure_torchvision()
-SOURCE = Path(_operators.__file__).parents[1]
+torchvision_import.ensure_torchvision()
 
 
 def naive_nms(boxes: Tensor, scores: Tensor, threshold: float) -> list[int]:
@@ -90,7 +89,7 @@ def test_nms_is_the_greedy_loop(seed: int, threshold: float, ties: bool) -> None
         boxes, scores = (boxes / 10).round(), (scores * 8).round()
     expected = naive_nms(boxes, scores, threshold)
     assert 1 < len(expected) < 150 or threshold == 1.0
-    assert _operators.nms(boxes, scores, threshold).tolist() == expected
+    assert torchvision_operators.nms(boxes, scores, threshold).tolist() == expected
 
 
 def test_nms_in_blocks_is_nms_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,21 +97,21 @@ def test_nms_in_blocks_is_nms_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     corner = torch.rand(300, 2, generator=generator) * 60
     boxes = torch.cat((corner, corner + 20), 1)
     scores = torch.rand(300, generator=generator)
-    whole = _operators.nms(boxes, scores, 0.4)
-    monkeypatch.setattr(_operators, "_BLOCK", 7)
-    assert torch.equal(_operators.nms(boxes, scores, 0.4), whole)
+    whole = torchvision_operators.nms(boxes, scores, 0.4)
+    monkeypatch.setattr(torchvision_operators, "_BLOCK", 7)
+    assert torch.equal(torchvision_operators.nms(boxes, scores, 0.4), whole)
 
 
 def test_nms_compares_in_double_like_the_compiled_one() -> None:
     # IoU is float32(0.2) here, a little above 0.2 in double: the second box goes.
     boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 5.0, 1.0]])
     scores = torch.tensor([0.9, 0.8])
-    assert _operators.nms(boxes, scores, 0.2).tolist() == [0]
-    assert _operators.nms(boxes.double(), scores.double(), 0.2).tolist() == [0, 1]
+    assert torchvision_operators.nms(boxes, scores, 0.2).tolist() == [0]
+    assert torchvision_operators.nms(boxes.double(), scores.double(), 0.2).tolist() == [0, 1]
 
 
 def test_nms_without_boxes() -> None:
-    assert _operators.nms(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0,)
+    assert torchvision_operators.nms(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0,)
 
 
 @pytest.mark.exact
@@ -127,7 +126,7 @@ def test_roi_align_is_its_definition(
     image = torch.randn(2, 3, 11, 14, generator=generator, dtype=torch.float64)
     rois = random_rois(25, 2, 14 / scale, generator)
     expected = naive_roi_align(image, rois, scale, bins, ratio, aligned)
-    actual = _operators.roi_align(image.to(dtype), rois.to(dtype), scale, *bins, ratio, aligned)
+    actual = torchvision_operators.roi_align(image.to(dtype), rois.to(dtype), scale, *bins, ratio, aligned)
     assert actual.dtype == dtype
     # Coordinates of up to 56, rounded to the type, move a sample by up to 56·ε/2 between pixels that differ by a few.
     torch.testing.assert_close(actual.double(), expected, atol=256 * torch.finfo(dtype).eps, rtol=0)
@@ -140,9 +139,9 @@ def test_roi_align_backward_is_its_transpose(aligned: bool, ratio: int) -> None:
     generator = torch.Generator().manual_seed(2)
     image = torch.randn(2, 3, 9, 8, generator=generator, dtype=torch.float64)
     rois = random_rois(140, 2, 9.0, generator)  # more than one chunk
-    pooled = _operators.roi_align(image, rois, 1.0, 2, 3, ratio, aligned)
+    pooled = torchvision_operators.roi_align(image, rois, 1.0, 2, 3, ratio, aligned)
     grad = torch.randn(pooled.shape, generator=generator, dtype=torch.float64)
-    pulled = _operators._roi_align_backward(grad, rois, 1.0, 2, 3, *image.shape, ratio, aligned)
+    pulled = torchvision_operators._roi_align_backward(grad, rois, 1.0, 2, 3, *image.shape, ratio, aligned)
     torch.testing.assert_close((pooled * grad).sum(), (image * pulled).sum())
 
 
@@ -162,12 +161,12 @@ def test_torchvision_ops_are_ours_or_equal_to_ours() -> None:
     corner = torch.rand(200, 2, generator=generator) * 50
     boxes = torch.cat((corner, corner + 15), 1)
     scores = torch.rand(200, generator=generator)
-    assert torch.equal(torchvision.ops.nms(boxes, scores, 0.4), _operators.nms(boxes, scores, 0.4))
+    assert torch.equal(torchvision.ops.nms(boxes, scores, 0.4), torchvision_operators.nms(boxes, scores, 0.4))
     image = torch.randn(2, 3, 10, 10, generator=generator, dtype=torch.float64)
     rois = random_rois(10, 2, 10.0, generator)
     torch.testing.assert_close(
         torchvision.ops.roi_align(image, rois, (3, 3), 1.0, 2, True),
-        _operators.roi_align(image, rois, 1.0, 3, 3, 2, True),
+        torchvision_operators.roi_align(image, rois, 1.0, 3, 3, 2, True),
         atol=EXACT,
         rtol=0,
     )
@@ -195,10 +194,10 @@ def test_a_detector_runs() -> None:
 
 
 def test_calling_again_changes_nothing() -> None:
-    first = _operators.ensure_torchvision()
+    first = torchvision_import.ensure_torchvision()
     before = {name: id(module) for name, module in sys.modules.items() if name.startswith("torchvision")}
     nms = torch.ops.torchvision.nms
-    assert _operators.ensure_torchvision() == first in {"native", "fallback"}
+    assert torchvision_import.ensure_torchvision() == first in {"native", "fallback"}
     after = {name: id(module) for name, module in sys.modules.items() if name.startswith("torchvision")}
     assert after == before
     assert torch.ops.torchvision.nms is nms
@@ -227,12 +226,12 @@ def test_other_failures_are_passed_on(
     monkeypatch.syspath_prepend(package(tmp_path, init))
     monkeypatch.delitem(sys.modules, "torchvision")
     with pytest.raises(error, match=r"something else|a_module_that_is_not_there|libjpeg"):
-        _operators.ensure_torchvision()
+        torchvision_import.ensure_torchvision()
 
 
 def test_absent_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert _operators.ensure_torchvision() == "absent"
+    assert torchvision_import.ensure_torchvision() == "absent"
 
 
 # What follows depends on the state of a fresh interpreter.
@@ -250,10 +249,10 @@ def run(script: str, *path: Path) -> str:
     return done.stdout.strip()
 
 
-# Loads the one file, without the package around it.
+# Loads the one file by itself; the package comes in only where operators are missing.
 LOAD = f"""
 import importlib.util, torch
-spec = importlib.util.spec_from_file_location("operators", {str(SOURCE / "stainlock" / "_operators.py")!r})
+spec = importlib.util.spec_from_file_location("operators", {torchvision_import.__file__!r})
 operators = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(operators)
 """

@@ -11,7 +11,7 @@ from models import conv_net, encoder_net, mlp, real, snapshot, transposed_net
 from models import pixels as natural_pixels
 
 from stainlock import SiteError, Target, analyse
-from stainlock.certificates.suitability import participation_ratio, recommend, suitability
+from stainlock.stains.suitability import participation_ratio, recommend, suitability
 
 
 def inputs(target: Target, count: int = 12) -> torch.Tensor:

@@ -1,36 +1,111 @@
-"""Stain trained vision models by editing a few of their weights, and prove it later."""
+"""Stain trained vision models by editing a few of their weights, and prove it later.
 
-import sys
-from pathlib import Path
+The functions here carry the names of the command line's verbs. ``import stainlock`` itself imports next to nothing: a
+name's module, and torch with it, is loaded when the name is first used.
+"""
 
-__version__ = "0.1.0"
-__all__ = [
-    "Certificate", "Commitment", "FileError", "Images", "Key", "ModelError", "Plan", "Signer", "Site", "SiteError",
-    "StainlockError", "Target", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "certify", "commit",
-    "diff", "evaluate", "load_bundle", "lock", "save_bundle", "stain", "unlock_detector", "verify",
-]  # fmt: skip
+from __future__ import annotations
 
-# The command itself answers --help and mistyped options before torch, which takes seconds, is imported; its verbs
-# then run this file again (`stainlock.cli.options`). Any other program gets everything from the start.
-_IS_COMMAND = bool(sys.argv) and Path(sys.argv[0]).stem == "stainlock"
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
-if not _IS_COMMAND or "stainlock.cli.app" in sys.modules:
-    from stainlock.models.torchvision_operators import ensure_torchvision
+from stainlock.models.torchvision_import import install as _install_torchvision_import
 
-    ensure_torchvision()  # before anything that imports torchvision
-
-    from stainlock.certificates import Certificate, certify
-    from stainlock.commitments import Commitment, Signer, commit
-    from stainlock.errors import FileError, ModelError, SiteError, StainlockError, TriggerError, UnsupportedOp
-    from stainlock.evaluation import Images, evaluate
+if TYPE_CHECKING:
+    from stainlock.attacks.run import attack
+    from stainlock.certificates.certificate import Certificate, certify
+    from stainlock.commitments.commitment import Commitment, commit
+    from stainlock.commitments.signing import Signer
+    from stainlock.errors import (
+        FileError,
+        ModelError,
+        SiteError,
+        StainlockError,
+        SweepError,
+        TriggerError,
+        UnsupportedOp,
+    )
+    from stainlock.evaluation.accuracy import Evaluation, evaluate
+    from stainlock.evaluation.data import Images, Tensors
+    from stainlock.figures.run import reproduce
+    from stainlock.inspection import Inspection, inspect
     from stainlock.key import Key
-    from stainlock.locks import lock
+    from stainlock.locks.lock import lock
     from stainlock.models.bundle import load_bundle, save_bundle
     from stainlock.network.network import analyse
     from stainlock.network.sites import Site
-    from stainlock.object_detection.unlocking import unlock_detector
-    from stainlock.plan import Plan, diff
-    from stainlock.stains import stain
+    from stainlock.plan import Plan, apply, diff
+    from stainlock.stains.stain import stain
     from stainlock.target import Target
     from stainlock.trigger import Trigger
-    from stainlock.verification import Verdict, verify
+    from stainlock.unlocking.object_detectors import unlock_detector
+    from stainlock.unlocking.unlock import unlock
+    from stainlock.verification.reference import Reference
+    from stainlock.verification.verdict import Verdict
+    from stainlock.verification.verify import verify
+
+__version__ = "0.1.0"
+
+# Where each public name lives.
+_HOMES = {
+    "Certificate": "certificates.certificate",
+    "Commitment": "commitments.commitment",
+    "Evaluation": "evaluation.accuracy",
+    "FileError": "errors",
+    "Images": "evaluation.data",
+    "Inspection": "inspection",
+    "Key": "key",
+    "ModelError": "errors",
+    "Plan": "plan",
+    "Reference": "verification.reference",
+    "Signer": "commitments.signing",
+    "Site": "network.sites",
+    "SiteError": "errors",
+    "StainlockError": "errors",
+    "SweepError": "errors",
+    "Target": "target",
+    "Tensors": "evaluation.data",
+    "Trigger": "trigger",
+    "TriggerError": "errors",
+    "UnsupportedOp": "errors",
+    "Verdict": "verification.verdict",
+    "analyse": "network.network",
+    "apply": "plan",
+    "attack": "attacks.run",
+    "certify": "certificates.certificate",
+    "commit": "commitments.commitment",
+    "diff": "plan",
+    "evaluate": "evaluation.accuracy",
+    "inspect": "inspection",
+    "load_bundle": "models.bundle",
+    "lock": "locks.lock",
+    "reproduce": "figures.run",
+    "save_bundle": "models.bundle",
+    "stain": "stains.stain",
+    "unlock": "unlocking.unlock",
+    "unlock_detector": "unlocking.object_detectors",
+    "verify": "verification.verify",
+}
+__all__ = [
+    "Certificate", "Commitment", "Evaluation", "FileError", "Images", "Inspection", "Key", "ModelError", "Plan",
+    "Reference", "Signer", "Site", "SiteError", "StainlockError", "SweepError", "Target", "Tensors", "Trigger",
+    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify", "commit", "diff", "evaluate",
+    "inspect", "load_bundle", "lock", "reproduce", "save_bundle", "stain", "unlock", "unlock_detector", "verify",
+]  # fmt: skip
+
+_install_torchvision_import()  # torchvision then imports beside a CPU-only torch, for us and for whoever imports us
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value  # found without this function from now on
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")  # a package, as in `stainlock.locks`
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

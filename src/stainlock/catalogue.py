@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 
@@ -21,15 +21,13 @@ class Offered(Protocol):
 Item = TypeVar("Item", bound=Offered)
 
 
-def collected(
-    package: str, paths: Iterable[str], kind: type[Item], attributes: Sequence[str], groups: Sequence[str]
-) -> dict[str, Item]:
+def collected(package: str, kind: type[Item], attributes: Sequence[str], groups: Sequence[str]) -> dict[str, Item]:
     """Every item that the package's modules, also those in its folders, hold under these attributes: one or several.
 
     Sorted by group, in the order of ``groups``; by file within each.
     """
     found: list[Item] = []
-    for module in pkgutil.walk_packages(paths, f"{package}."):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         loaded = importlib.import_module(module.name)
         for attribute in attributes:
             held: Any = loaded.__dict__.get(attribute, ())

@@ -7,35 +7,22 @@ from a plan's writes. What was there before keeps its values, though it may get 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import SqueezeExcitation
 
 from stainlock.errors import FileError, ModelError
 from stainlock.target import Target
 
 
-class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
-    """A squeeze-and-excite block that also adds something to each channel, as Leela Chess Zero's has."""
-
-    def __init__(self, channels: int, hidden: int, **activations: Any) -> None:
-        super().__init__(channels, hidden, **activations)
-        self.fc3 = nn.Conv2d(hidden, channels, 1)
-
-    def forward(self, input: Tensor) -> Tensor:
-        hidden = self.activation(self.fc1(self.avgpool(input)))
-        shifted: Tensor = input * self.scale_activation(self.fc2(hidden))
-        return shifted.add_(self.fc3(hidden))  # a map of its own would cost more than the addition
-
-
 class Gated(nn.Module):
     """A layer, or a module of several layers, behind a squeeze-and-excite block."""
 
-    def __init__(self, gate: SqueezeExcitation, layer: nn.Module) -> None:
+    def __init__(self, gate: nn.Module, layer: nn.Module) -> None:
         super().__init__()
         self.gate = gate
         self.layer = layer
@@ -87,7 +74,9 @@ class Insertion:
     @staticmethod
     def from_json(facts: Any) -> Insertion:
         try:
-            return Insertion(str(facts["kind"]), str(facts["at"]), dict(facts["facts"]))
+            found = Insertion(str(facts["kind"]), str(facts["at"]), dict(facts["facts"]))
+            _check_facts(found)
+            return found
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"an inserted block is not fully described: {error}") from error
 
@@ -107,11 +96,15 @@ class SqueezeExciteKind:
     gates that are ``signed``: tanh instead of a sigmoid."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
+        from stainlock.excitation import ShiftedExcitation, SqueezeExcitation  # loads torchvision
+
         layer = submodule(target.model, insertion.at)
         block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
         gates = nn.Tanh if insertion.facts.get("signed") else nn.Sigmoid
         gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]), scale_activation=gates)
-        example = next(layer.parameters())
+        example = next(layer.parameters(), None)
+        if example is None:
+            raise ModelError(f"{insertion.at} has no parameters to put a block before: it is for another model")
         gate.to(example.device, example.dtype).train(layer.training)
         with torch.no_grad():
             for parameter in gate.parameters():
@@ -212,6 +205,23 @@ KINDS: dict[str, InsertionKind] = {
     "squeeze-excite": SqueezeExciteKind(),
     "encoder-block": EncoderBlockKind(),
 }
+
+
+_NEEDED = {"noise-inputs": ("dimensions",), "squeeze-excite": ("channels", "hidden")}
+_LARGEST, _MOST_WEIGHTS = 2**16, 2**26  # of a block: whatever a file says, it costs no more memory than a layer
+
+
+def _check_facts(insertion: Insertion) -> None:
+    """Refuse, before anything is built, what no block of its kind says of itself."""
+    facts = insertion.facts
+    sizes = [facts[name] for name in _NEEDED.get(insertion.kind, ())]
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
+            raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {size!r}")
+    if math.prod(sizes) > _MOST_WEIGHTS:
+        raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
+    if not isinstance(facts.get("numbered", ""), str):
+        raise ValueError(f"expected text as numbered, got {facts['numbered']!r}")
 
 
 def moved(name: str, gated: Iterable[str]) -> str:

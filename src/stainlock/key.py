@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from torch import Tensor
 from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.plan import Plan
+from stainlock.storage.checks import check_key
 from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
 from stainlock.target import Target
 from stainlock.trigger import Trigger
-
-if TYPE_CHECKING:
-    from stainlock.locks.gan.unlock import NoiseUnlock
-    from stainlock.locks.unlock import Unlock
+from stainlock.unlocking.noise import NoiseUnlock
+from stainlock.unlocking.object_detectors import unlock_detector
+from stainlock.unlocking.patch import Unlock
+from stainlock.unlocking.unlock import unlock, unlock_transform
 
 KEY_VERSION = 3
 # How a stain's secrets follow from its seed: as docs/key_format.md specifies, or as version 0.1.0 drew them.
@@ -111,33 +112,16 @@ class Key:
             raise ValueError(f"expected a lock's key, got a {self.kind}'s: it has nothing to unlock")
 
     def unlock(self, images: Tensor) -> Tensor:
-        """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model.
-
-        For a generator noise ``(N, d, 1, 1)``, to which the trigger is appended. A detector takes pixels at its own
-        size; `unlock_detector` takes those of any size.
-        """
-        unlocked: Tensor = self.unlock_transform()(images)
-        return unlocked
+        """The input that unlocks the model: see `stainlock.unlock`."""
+        return unlock(images, self)
 
     def unlock_detector(self, detector: Target) -> Target:
-        """An object detector that unlocks itself for images of any size; see `stainlock.object_detection.unlocking`."""
-        from stainlock.object_detection.unlocking import unlock_detector
-
+        """An object detector that unlocks itself for images of any size: see `stainlock.unlock_detector`."""
         return unlock_detector(detector, self)
 
     def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
-        """A torchvision-style transform for the end of a client's pipeline, after resizing and cropping.
-
-        It takes pixels (or uint8 levels) and returns the model's input; with ``normalise=False`` pixels, for a pipeline
-        that normalises them itself.
-        """
-        from stainlock.locks.gan.unlock import NoiseUnlock
-        from stainlock.locks.unlock import Unlock
-
-        self.check_lock()
-        if self.schema == "gan":
-            return NoiseUnlock.from_key(self, normalise=normalise)
-        return Unlock.from_key(self, normalise=normalise)
+        """A transform for the end of a client's pipeline: see `stainlock.unlocking.unlock_transform`."""
+        return unlock_transform(self, normalise=normalise)
 
     def save(self, path: str | Path) -> None:
         """Write a new key file, readable by its owner alone."""
@@ -175,6 +159,7 @@ class Key:
     def load(path: str | Path) -> Key:
         facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
+            check_key(facts, tensors)
             detectors = tuple(
                 Detector(
                     tensors[f"detector.{i}"],

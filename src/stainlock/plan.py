@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion
+from stainlock.storage.checks import check_writes
 from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.target import Target
 
@@ -136,7 +137,7 @@ class Plan:
             if any(insertion.is_new(w.parameter) for insertion in self.insertions):
                 continue  # it goes with its block
             tensor = state[w.parameter].detach().cpu()
-            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone()
+            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone().view(len(w.elements))
             restores.append(Write(w.parameter, w.elements, values, w.part))
         return Plan(tuple(reversed(restores)), removals=tuple(reversed(self.insertions)))
 
@@ -147,8 +148,11 @@ class Plan:
                 raise ModelError(
                     f"the plan writes {w.parameter}, which the model does not have: it is for another model"
                 )
-            if len(w.elements) and int(w.elements.max()) >= state[w.parameter].numel():
-                raise ModelError(f"{w.parameter} has {state[w.parameter].numel()} elements, fewer than the plan writes")
+            tensor = state[w.parameter]
+            if len(w.elements) and not (int(w.elements.min()) >= 0 and int(w.elements.max()) < tensor.numel()):
+                raise ModelError(f"{w.parameter} has {tensor.numel()} elements, the plan writes outside of them")
+            if w.values.shape != w.elements.shape:
+                raise ModelError(f"the plan has {w.values.numel()} values for {len(w.elements)} of {w.parameter}")
 
     def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The plan as JSON facts and named tensors, for files."""
@@ -169,6 +173,8 @@ class Plan:
 
     @staticmethod
     def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
+        """What `to_tensors` made; ValueError, KeyError or TypeError where it makes no sense."""
+        check_writes(facts, tensors, prefix)
         writes = [
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
@@ -189,12 +195,26 @@ class Plan:
         facts, tensors = unpack(
             Path(path), "delta", DELTA_VERSION, {1: lambda first: first | {"insertions": [], "removals": []}}
         )
-        return replace(Plan.from_tensors(facts, tensors), base=facts["base"])
+        try:
+            plan = replace(Plan.from_tensors(facts, tensors), base=facts["base"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is not a complete delta: {error}") from error
+        if not isinstance(plan.base, str):
+            raise FileError(f"{path} does not say which model it is for: expected its digest as base, got {plan.base}")
+        return plan
 
     def check_base(self, model: nn.Module) -> None:
-        """Refuse to build on any model but the one the plan was made for."""
+        """Refuse to build on any model but the one the plan was made for, and to write what it can't hold."""
         if self.base is not None and not is_model(model, self.base):
             raise FileError("this delta was made for another base model: their digests differ")
+        state = _state(model)
+        for w in self.writes:
+            old = state[w.parameter].detach() if w.parameter in state else None  # None: of a block that is put in first
+            if old is not None and w.values.dtype != old.dtype:
+                raise FileError(f"this delta writes {w.values.dtype} into {w.parameter}, which is {old.dtype}")
+            was_finite = old is None or bool(torch.isfinite(old).all())
+            if was_finite and not bool(torch.isfinite(w.values).all()):
+                raise FileError(f"this delta writes NaN or infinite values into {w.parameter}, which has none")
 
 
 def _runs(elements: Tensor) -> Tensor:
@@ -224,6 +244,23 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 def _bits(tensor: Tensor) -> Tensor:
     """A row of bytes for each element: 0 and −0 differ, equal NaNs do not."""
     return tensor.contiguous().flatten().view(torch.uint8).view(tensor.numel(), -1)
+
+
+def apply(base: Target, delta: Plan | str | Path) -> Target:
+    """The protected model from its base and the plan, or the file of it, that `diff` or `stain --delta` made.
+
+    It is an edited deep copy. A base other than the one the delta was made for is refused.
+
+    >>> import stainlock as sl, torch
+    >>> base = sl.Target(torch.nn.Linear(2, 2), input_shape=(2,), mean=(0,), std=(1,))
+    >>> changed = base.copy()
+    >>> _ = changed.model.weight.data.add_(1)
+    >>> torch.equal(sl.apply(base, sl.diff(base, changed)).model.weight, changed.model.weight)
+    True
+    """
+    plan = delta if isinstance(delta, Plan) else Plan.load(delta)
+    plan.check_base(base.model)
+    return plan.apply(base)
 
 
 def diff(base: Target, changed: Target) -> Plan:

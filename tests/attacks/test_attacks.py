@@ -12,7 +12,7 @@ from torch import nn
 
 import zoo
 from stainlock import Key, Target, lock
-from stainlock.attacks import ATTACKS, Attacked, NotApplicable, Subject
+from stainlock.attacks import Attacked, NotApplicable, Subject, all_attacks
 from stainlock.attacks.measure import Owner, trigger_response
 from stainlock.attacks.paper.saliency import rank_of
 from stainlock.evaluation import Tensors
@@ -62,7 +62,7 @@ def reference(additive: bool, site: str | None) -> Reference:
 def test_a_stain_is_found_after(attack: str, additive: bool) -> None:
     given = subject(additive)
     before = models.snapshot(given.target.model)
-    one = ATTACKS[attack]
+    one = all_attacks()[attack]
     strength = {"perturb": 0.1, "prune-unstructured": 0.4}.get(attack, one.strengths[-1])
     left = one.run(given, strength)
     models.assert_untouched(before, given.target.model)
@@ -83,7 +83,7 @@ def same(one: Target, other: Target) -> bool:
 @pytest.mark.parametrize("attack", FOR_FREE)
 def test_what_a_thief_can_do_for_free_leaves_the_function(attack: str) -> None:
     given = subject()
-    left = ATTACKS[attack].run(given, ATTACKS[attack].strengths[-1]).target
+    left = all_attacks()[attack].run(given, all_attacks()[attack].strengths[-1]).target
     assert left is not None
     pixels = data()[0][:4]
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def test_what_a_thief_can_do_for_free_leaves_the_function(attack: str) -> None:
 def test_rewriting_the_layer_before_hides_nothing_from_an_owner_with_the_model(attack: str) -> None:
     """The stained rows are turned, or longer; matched with our model's features they are themselves again."""
     given = subject(additive=True, site="layer3.2.conv2")
-    left = ATTACKS[attack].run(given, 1.0 if attack != "dummy-neurons" else 0.5).target
+    left = all_attacks()[attack].run(given, 1.0 if attack != "dummy-neurons" else 0.5).target
     assert left is not None
     known = reference(True, "layer3.2.conv2")
     alone = verify_weights(left, given.key)
@@ -121,7 +121,7 @@ def test_a_reference_finds_nothing_in_other_models() -> None:
 def test_rewriting_reaches_a_registry_model(attack: str) -> None:
     """EfficientNet-Lite0: depthwise convolutions between, and the stained layer's own inputs rewritten."""
     given = subject(name="efficientnet_lite0", site="conv_head")
-    left = ATTACKS[attack].run(given, 0.1)
+    left = all_attacks()[attack].run(given, 0.1)
     assert left.target is not None
     assert left.figures["layers"] >= 3
     with torch.inference_mode():
@@ -133,7 +133,7 @@ def test_rewriting_reaches_a_registry_model(attack: str) -> None:
 
 def test_structured_pruning_takes_whole_rows() -> None:
     given = subject()
-    left = ATTACKS["prune-structured"].run(given, 0.5).target
+    left = all_attacks()["prune-structured"].run(given, 0.5).target
     assert left is not None
     layer = left.model.get_submodule(given.key.site)
     assert isinstance(layer, nn.Conv2d)
@@ -143,10 +143,10 @@ def test_structured_pruning_takes_whole_rows() -> None:
 
 def test_the_corollary_bounds_what_is_observed() -> None:
     given = subject()
-    figures = ATTACKS["perturb"].run(given, 0.03).figures
+    figures = all_attacks()["perturb"].run(given, 0.03).figures
     assert 0 < figures["delta"] < 0.2
     assert figures["observed"] <= figures["bound_cap"] <= figures["bound"] <= 1
-    assert figures["delta"] < ATTACKS["perturb"].run(given, 0.3).figures["delta"]
+    assert figures["delta"] < all_attacks()["perturb"].run(given, 0.3).figures["delta"]
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_the_corollary_bounds_what_is_observed() -> None:
 @pytest.mark.parametrize("rate", [1e-3, 1e-2])
 def test_fine_tuning_all_layers_leaves_the_stain(rate: float, additive: bool) -> None:
     given = subject(additive)
-    left = ATTACKS["fine-tune-all"].run(given, rate).target
+    left = all_attacks()["fine-tune-all"].run(given, rate).target
     assert left is not None
     assert verify_weights(left, given.key).p_value <= 1e-6
 
@@ -165,7 +165,7 @@ def test_a_stain_is_found_in_onnx_files(attack: str) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     given = subject()
-    left = ATTACKS[attack].run(given, 8).target
+    left = all_attacks()[attack].run(given, 8).target
     assert left is not None
     assert accuracy(left) >= accuracy(given.target) - 0.1
     assert verify_weights(left, given.key).p_value <= 1e-6
@@ -178,7 +178,7 @@ def test_a_stain_is_found_in_onnx_files(attack: str) -> None:
 )  # fmt: skip
 def test_a_picture_on_its_way_loses_response(attack: str, strength: float, least: float, most: float) -> None:
     given = subject()
-    left = ATTACKS[attack].run(given, strength)
+    left = all_attacks()[attack].run(given, strength)
     assert left.target is None
     owner = Owner(given.target, given.key, Tensors(data()[0][60:64]), decoys=24)
     owner.__dict__["reference"] = reference(False, None)  # decoys once for all tests
@@ -187,7 +187,7 @@ def test_a_picture_on_its_way_loses_response(attack: str, strength: float, least
 
 def test_both_keys_verify_after_a_forgery() -> None:
     given = subject(additive=True, site="layer3.2.conv1")
-    left = ATTACKS["forge"].run(given, "any-layer")
+    left = all_attacks()["forge"].run(given, "any-layer")
     assert left.target is not None
     assert left.figures["forger_log10_p"] < -100
     assert verify_weights(left.target, given.key).log10_p_value < -50
@@ -197,7 +197,7 @@ def test_both_keys_verify_after_a_forgery() -> None:
 def test_a_forgery_in_our_own_channel_is_told() -> None:
     """What a second stain may do to a first that is silent: the row must not claim that both verify."""
     given = subject()
-    left = ATTACKS["forge"].run(given, "same-layer")
+    left = all_attacks()["forge"].run(given, "same-layer")
     assert left.target is not None
     ours = verify_weights(left.target, given.key).stained
     assert ("both keys verify" in left.note) == ours
@@ -213,7 +213,7 @@ def test_a_leaked_trigger_does_not_open_the_next_lock() -> None:
     target, key = locked()
     pixels, labels = data()
     given = Subject(target, key, pixels[:60], labels[:60])
-    left = ATTACKS["leaked-key"].run(given, "replaced")
+    left = all_attacks()["leaked-key"].run(given, "replaced")
     owner = Owner(target, key, Tensors(pixels[60:], labels[60:]))
     assert owner.measure(Attacked())["unlocked"] > 0.7
     assert owner.measure(left)["unlocked"] < 0.3
@@ -230,7 +230,7 @@ def test_a_rank_counts_places_and_corners() -> None:
 def test_saliency_has_a_rank_and_a_picture() -> None:
     pytest.importorskip("captum")
     target, key = locked()
-    left = ATTACKS["saliency"].run(Subject(target, key, data()[0][:3]), "gradients")
+    left = all_attacks()["saliency"].run(Subject(target, key, data()[0][:3]), "gradients")
     assert 1 <= left.figures["rank"] <= left.figures["places"]
     assert left.picture is not None
     assert left.picture.startswith(b"\x89PNG")
@@ -246,4 +246,4 @@ def test_an_attack_that_does_not_apply_says_why(attack: str, images: Any, why: s
     target = Target(models.seeded(lambda: net), (32,), mean=(0,), std=(1,), bounds=(-1, 1))
     _, key = models.stained(NAME)
     with pytest.raises(NotApplicable, match=why):
-        ATTACKS[attack].run(Subject(target, key, images), 1)
+        all_attacks()[attack].run(Subject(target, key, images), 1)

@@ -6,7 +6,7 @@ import pytest
 import thief
 
 from stainlock import ModelError
-from stainlock.attacks import ATTACKS, Attacked
+from stainlock.attacks import Attacked, all_attacks
 from stainlock.locks import layers_in_floats
 
 GATES = {"kind": "squeeze-excite", "blocks": "inserted"}
@@ -15,7 +15,7 @@ GATES = {"kind": "squeeze-excite", "blocks": "inserted"}
 @pytest.mark.parametrize("attack", ["int8-static-behind", "onnx-int8-static-behind"])
 def test_a_lock_quantised_behind_its_gates_still_opens(attack: str) -> None:
     case = thief.case("efficientnet_lite0", **GATES)
-    left = ATTACKS[attack].run(case.subject, 8)
+    left = all_attacks()[attack].run(case.subject, 8)
     assert case.accuracy(left) <= 0.1
     assert _with_the_patch(case, left) >= case.unlocked() - 0.1
 
@@ -23,7 +23,7 @@ def test_a_lock_quantised_behind_its_gates_still_opens(attack: str) -> None:
 def test_a_lock_quantised_whole_never_opens_again() -> None:
     """That is what the documentation warns of; where it no longer holds, the warning goes."""
     case = thief.case("resnet20_cifar10", **GATES)
-    left = ATTACKS["int8-static"].run(case.subject, 8)
+    left = all_attacks()["int8-static"].run(case.subject, 8)
     assert _with_the_patch(case, left) <= 0.4
 
 

@@ -9,7 +9,7 @@ import pytest
 import thief
 import torch
 
-from stainlock.attacks import ATTACKS, NotApplicable, Subject
+from stainlock.attacks import NotApplicable, Subject, all_attacks
 from stainlock.attacks.thief.scan_weights import scan
 
 PLAIN = {"kind": "internal", "obfuscate": False}
@@ -19,7 +19,7 @@ PLAIN = {"kind": "internal", "obfuscate": False}
 def test_the_last_layer_opens_an_internal_lock(attack: str) -> None:
     case = thief.case("resnet20_cifar10", **PLAIN)
     before = models.snapshot(case.subject.target.model)
-    left = ATTACKS[attack].run(case.subject, ATTACKS[attack].strengths[0])
+    left = all_attacks()[attack].run(case.subject, all_attacks()[attack].strengths[0])
     models.assert_untouched(before, case.subject.target.model)
     assert case.accuracy() <= 0.3
     assert case.accuracy(left) >= case.original() - 0.1
@@ -27,7 +27,7 @@ def test_the_last_layer_opens_an_internal_lock(attack: str) -> None:
 
 def test_the_scan_finds_a_plain_conduit_and_flags_less_in_the_original() -> None:
     case = thief.case("resnet20_cifar10", **PLAIN)
-    figures = ATTACKS["scan-weights"].run(case.subject, "zero").figures
+    figures = all_attacks()["scan-weights"].run(case.subject, "zero").figures
     assert figures["rank"] <= 10
     assert figures["flagged"] > figures["flagged_in_original"]
     scores = [odd.score for odd in scan(case.subject.target.model)]
@@ -51,9 +51,9 @@ def test_the_scan_ranks_zeros_first() -> None:
 
 def test_the_disguise_hides_plain_zeros_from_the_scan() -> None:
     gates = {"kind": "squeeze-excite", "blocks": "inserted"}
+    scan = all_attacks()["scan-weights"]
     ranks = [
-        ATTACKS["scan-weights"].run(thief.case("efficientnet_lite0", **gates, obfuscate=obfuscate).subject, "zero")
-        .figures["rank"]
+        scan.run(thief.case("efficientnet_lite0", **gates, obfuscate=obfuscate).subject, "zero").figures["rank"]
         for obfuscate in (False, True)
     ]  # fmt: skip
     assert ranks[0] <= 20
@@ -64,11 +64,11 @@ def test_what_is_not_there_is_told() -> None:
     case = thief.case("resnet20_cifar10", **PLAIN)
     for attack in ("remove-blocks", "guess-gains", "constant-gates", "match-statistics"):
         with pytest.raises(NotApplicable, match="block"):
-            ATTACKS[attack].run(case.subject, ATTACKS[attack].strengths[0])
+            all_attacks()[attack].run(case.subject, all_attacks()[attack].strengths[0])
     without = Subject(case.subject.target, case.subject.key)
     for attack in ("reestimate-batch-norm", "search-patch-on-images", "fine-tune-few"):
         with pytest.raises(NotApplicable, match="needs images"):
-            ATTACKS[attack].run(without, ATTACKS[attack].strengths[0])
+            all_attacks()[attack].run(without, all_attacks()[attack].strengths[0])
     few = Subject(case.subject.target, case.subject.key, torch.rand(12, 3, 32, 32), torch.zeros(12).long())
     with pytest.raises(NotApplicable, match="12 labelled images: see 100"):
-        ATTACKS["fine-tune-few"].run(few, 1000)
+        all_attacks()["fine-tune-few"].run(few, 1000)

@@ -7,7 +7,7 @@ import pytest
 import thief
 import torch
 
-from stainlock.attacks import ATTACKS
+from stainlock.attacks import all_attacks
 from stainlock.attacks.thief.force_signal import steps_in
 from stainlock.attacks.thief.gate_blocks import find_gates, layers_behind
 from stainlock.attacks.thief.guess_gains import STRENGTHS, guess
@@ -26,7 +26,7 @@ def gates(count: int, form: str) -> thief.Case:
 def test_forcing_the_signal_opens_every_gate(count: int, form: str) -> None:
     case = gates(count, form)
     before = models.snapshot(case.subject.target.model)
-    left = ATTACKS["force-signal"].run(case.subject, "weights")
+    left = all_attacks()["force-signal"].run(case.subject, "weights")
     models.assert_untouched(before, case.subject.target.model)
     assert left.figures["steps"] == count
     assert case.accuracy() <= 0.3
@@ -42,7 +42,7 @@ def test_only_the_lock_s_own_units_make_a_step() -> None:
 
 def test_gains_are_guessed_from_norms() -> None:
     case = gates(1, "gains")
-    left = ATTACKS["guess-gains"].run(case.subject, "norms")
+    left = all_attacks()["guess-gains"].run(case.subject, "norms")
     assert case.accuracy(left) >= case.unlocked() - 0.2
 
 
@@ -59,9 +59,9 @@ def test_guessed_gains_go_with_the_true_ones() -> None:
 def test_a_constant_gate_is_worth_nothing_and_gains_are() -> None:
     constant = gates(1, "constant")
     gain = float(layer_gain(constant))
-    assert constant.accuracy(ATTACKS["remove-blocks"].run(constant.subject, gain)) >= constant.unlocked() - 0.1
+    assert constant.accuracy(all_attacks()["remove-blocks"].run(constant.subject, gain)) >= constant.unlocked() - 0.1
     several = gates(4, "gains")
-    best = max(several.accuracy(ATTACKS["remove-blocks"].run(several.subject, s)) for s in (0.02, 0.1, 1.0))
+    best = max(several.accuracy(all_attacks()["remove-blocks"].run(several.subject, s)) for s in (0.02, 0.1, 1.0))
     assert best <= several.unlocked() - 0.2
 
 
@@ -74,7 +74,7 @@ def layer_gain(case: thief.Case) -> float:
 @pytest.mark.parametrize("strength", ["mean", 1.0])
 def test_constants_in_place_of_gates_are_what_they_say(strength: float | str) -> None:
     case = gates(1, "gains")
-    left = ATTACKS["constant-gates"].run(case.subject, strength)
+    left = all_attacks()["constant-gates"].run(case.subject, strength)
     assert left.target is not None
     (block,) = find_gates(left.target)
     second = left.target.model.get_submodule(block.second)
@@ -85,20 +85,22 @@ def test_constants_in_place_of_gates_are_what_they_say(strength: float | str) ->
 
 def test_images_without_labels_undo_scales() -> None:
     case = gates(1, "gains")
-    guessed = ATTACKS["reestimate-batch-norm"].run(case.subject, "norms")
+    guessed = all_attacks()["reestimate-batch-norm"].run(case.subject, "norms")
     assert case.accuracy(guessed) >= case.unlocked() - 0.2
 
 
 def test_matching_statistics_is_not_worse_than_where_it_began() -> None:
     case = gates(1, "gains")
-    start = case.accuracy(ATTACKS["guess-gains"].run(case.subject, "norms"))
-    assert case.accuracy(ATTACKS["match-statistics"].run(case.subject, 10)) >= start - 0.1
+    start = case.accuracy(all_attacks()["guess-gains"].run(case.subject, "norms"))
+    assert case.accuracy(all_attacks()["match-statistics"].run(case.subject, 10)) >= start - 0.1
 
 
 def test_signs_are_not_guessed() -> None:
     """What norms, variances, means and locked gates tell of gains opens a few gates of one sign, and none of either."""
     several = gates(4, "gains"), gates(4, "signed")
-    best = [max(own.accuracy(ATTACKS["guess-gains"].run(own.subject, way)) for way in STRENGTHS) for own in several]
+    best = [
+        max(own.accuracy(all_attacks()["guess-gains"].run(own.subject, way)) for way in STRENGTHS) for own in several
+    ]
     assert best[0] >= 0.6 > 0.35 >= best[1]
 
 
@@ -121,14 +123,14 @@ def test_means_tell_signs_unless_they_are_moved(form: str) -> None:
 def test_silent_branches_are_missed_where_gates_cut_the_network() -> None:
     """Gates that stand in the way of everything leave nothing when they are closed, and a branch's gates all but it."""
     one = thief.case("resnet56_cifar10", **GATES, gates=1)
-    assert one.accuracy(ATTACKS["remove-blocks"].run(one.subject, "silence")) >= 0.6
+    assert one.accuracy(all_attacks()["remove-blocks"].run(one.subject, "silence")) >= 0.6
     cut = thief.case("vgg16_cifar10", kind="squeeze-excite", gates=2)
-    assert cut.accuracy(ATTACKS["remove-blocks"].run(cut.subject, "silence")) <= 0.3
+    assert cut.accuracy(all_attacks()["remove-blocks"].run(cut.subject, "silence")) <= 0.3
 
 
 def test_measuring_batch_norms_again_does_not_wake_the_detector() -> None:
     case = gates(4, "signed")
-    left = ATTACKS["reestimate-batch-norm"].run(case.subject, "as-it-is")
+    left = all_attacks()["reestimate-batch-norm"].run(case.subject, "as-it-is")
     assert left.target is not None
     site, (detector,) = analyse(left.target).site(case.subject.key.site), case.subject.key.detectors
     assert site.norm is not None

@@ -11,7 +11,7 @@ import thief
 import torch
 from precision import EXACT
 
-from stainlock.attacks import ATTACKS, NotApplicable
+from stainlock.attacks import NotApplicable, all_attacks
 from stainlock.attacks.thief.guessed_patch import information
 
 PLAIN = {"kind": "internal", "obfuscate": False}
@@ -27,7 +27,7 @@ def test_information_is_that_of_sure_and_varied_answers() -> None:
 def test_exciting_silent_channels_opens_the_lock() -> None:
     """The detector's row is what the patch was made for: who suspects the right channel finds the patch."""
     case = thief.case("resnet20_cifar10", **PLAIN)
-    left = ATTACKS["excite-silent-channels-on-images"].run(case.subject, 16)
+    left = all_attacks()["excite-silent-channels-on-images"].run(case.subject, 16)
     assert left.figures["rank"] <= 16
     assert left.target is None
     assert case.accuracy(left) >= case.unlocked() - 0.2
@@ -36,8 +36,8 @@ def test_exciting_silent_channels_opens_the_lock() -> None:
 def test_centring_the_logits_behind_a_patch_makes_up_for_its_level() -> None:
     """Neither opens a lock of gates and biases alone: its signal has to have one level, and a thief's patch another."""
     case = thief.case("efficientnet_lite0", kind="internal", gates=2)
-    centred = ATTACKS["recentre-logits"].run(case.subject, "synthetic")
-    both = ATTACKS["excite-and-recentre"].run(case.subject, 8)
+    centred = all_attacks()["recentre-logits"].run(case.subject, "synthetic")
+    both = all_attacks()["excite-and-recentre"].run(case.subject, 8)
     assert case.accuracy(centred) <= 0.1
     assert case.accuracy(both) >= case.unlocked() - 0.3
 
@@ -45,7 +45,7 @@ def test_centring_the_logits_behind_a_patch_makes_up_for_its_level() -> None:
 def test_a_searched_patch_is_a_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stainlock.attacks.thief.search_patch.STEPS", 3)
     case = thief.case("resnet20_cifar10", **PLAIN)
-    left = ATTACKS["search-patch"].run(case.subject, 8)
+    left = all_attacks()["search-patch"].run(case.subject, 8)
     assert left.figures["information"] >= left.figures["information_before"]
     if left.unlock is not None:
         changed = (left.unlock(case.pixels) != case.pixels).any(1)
@@ -57,7 +57,7 @@ def test_fine_tuning_uses_as_many_images_as_it_says(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("stainlock.attacks.thief.fine_tune_few.FEWEST", 2)
     case = thief.case("resnet20_cifar10", **PLAIN)
     before = models.snapshot(case.subject.target.model)
-    left = ATTACKS["fine-tune-few-prepared"].run(case.subject, 10)
+    left = all_attacks()["fine-tune-few-prepared"].run(case.subject, 10)
     models.assert_untouched(before, case.subject.target.model)
     assert left.used == 10
     assert case.accuracy(left) >= case.accuracy() + 0.3
@@ -73,7 +73,7 @@ def test_modelaudit_is_asked_of_both_models(monkeypatch: pytest.MonkeyPatch) -> 
             return SimpleNamespace(success=True, issues=[SimpleNamespace(message=m) for m in said.pop(0)])
 
     monkeypatch.setattr("stainlock.attacks.thief.model_audit._scanner", Scanner)
-    left = ATTACKS["modelaudit"].run(case.subject, "weights")
+    left = all_attacks()["modelaudit"].run(case.subject, "weights")
     assert left.note == "says now: two"
     assert left.figures == {"findings": 2, "findings_in_original": 1}
 
@@ -82,4 +82,4 @@ def test_modelaudit_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "modelaudit.scanners.weight_distribution_scanner", None)
     case = thief.case("resnet20_cifar10", **PLAIN)
     with pytest.raises(NotApplicable, match="pip install modelaudit"):
-        ATTACKS["modelaudit"].run(case.subject, "weights")
+        all_attacks()["modelaudit"].run(case.subject, "weights")

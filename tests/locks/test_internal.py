@@ -201,7 +201,7 @@ def test_bundle_and_key_come_back(tmp_path: Path) -> None:
     it = locked("vgg16_cifar10")
     save_bundle(it.target, tmp_path / "bundle")
     it.key.save(tmp_path / "key")
-    again, key = load_bundle(tmp_path / "bundle"), Key.load(tmp_path / "key")
+    again, key = load_bundle(tmp_path / "bundle", model=it.base), Key.load(tmp_path / "key")
     inputs = key.unlock(it.images)
     assert torch.equal(inputs, it.key.unlock(it.images))
     assert torch.equal(run(again, inputs), run(it.target, inputs))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stainlock import Target, stain, verify
-from stainlock.object_detection.black_box import NOTHING, ClassEvidence, leaking_gradients, strongest_labels
+from stainlock.stains.object_detectors import NOTHING, ClassEvidence, leaking_gradients, strongest_labels
 
 
 def test_the_strongest_box_is_the_answer() -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from detectors_models import dense_outputs, largest_difference, random_detector
 from stainlock import Key, ModelError, Target, lock
 from stainlock.html.images import png
-from stainlock.object_detection.sizes import Resizing, area_growth, class_count, is_detector
-from stainlock.object_detection.unlocking import PatchedTransform, unlock_detector
+from stainlock.network.object_detectors import Resizing, area_growth, class_count, is_detector
+from stainlock.unlocking.object_detectors import PatchedTransform, unlock_detector
 
 # Rows and columns: tall, wide, tiny, larger than the network's own, and as long as they come.
 SIZES = [(120, 160), (160, 120), (17, 23), (300, 60), (96, 96), (40, 400)]

@@ -1,27 +1,11 @@
 """Attacks: what someone without the key may try, one file each, and what each leaves of a stain or a lock.
 
-`ATTACKS` holds every attack by its name on the command line; it is put together when it is first asked for, from the
-`ATTACK` or `ATTACKS` of the files here.
+`paper` holds the paper's, `use` what happens to models in use, `thief` what someone tries who knows these locks. `run`
+runs them (`stainlock.attack`), `measure` measures what is left, `rows` and `plot` show it; `attack` says what an attack
+is, `catalogue` finds them all, `changes` and `deployment` are what several do to a model.
 """
 
-from __future__ import annotations
-
-from functools import cache
-from typing import Any
-
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
-from stainlock.catalogue import collected
+from stainlock.attacks.catalogue import all_attacks
 
-__all__ = ["ATTACKS", "Attack", "Attacked", "NotApplicable", "Strength", "Subject", "all_attacks"]
-
-
-@cache
-def all_attacks() -> dict[str, Attack]:
-    """Every attack by name: the paper's, what happens in use, a thief's; by name within each."""
-    return collected(__name__, __path__, Attack, ("ATTACKS", "ATTACK"), ("paper", "use", "thief"))
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ATTACKS":
-        return all_attacks()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["Attack", "Attacked", "NotApplicable", "Strength", "Subject", "all_attacks"]

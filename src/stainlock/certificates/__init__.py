@@ -1,4 +1,9 @@
-"""Bounds on false positives: how rarely a natural input makes the detector respond like its trigger."""
+"""Bounds on false positives: how rarely a natural input makes the detector respond like its trigger.
+
+`certificate` makes one and `check` makes it anew; `bounds` is the list of bounds. The maths: `geometric` (Theorem 1),
+`data_driven` (Theorem 2), `exact` (caps and binomial tails), `noise` (generators), `perturbation` (the corollary),
+`law` (how the detector was drawn). The measuring: `windows`, `statistics`, `histograms`. `plot` draws it.
+"""
 
 from stainlock.certificates.certificate import Certificate, certify
 from stainlock.certificates.check import Check, check
@@ -23,12 +28,14 @@ from stainlock.certificates.geometric import (
     theorem1_sharp,
 )
 from stainlock.certificates.perturbation import measured_perturbation
+from stainlock.certificates.public import PublicCertificate, public_threshold, publish, read_certificate, weakest_decoy
 from stainlock.certificates.statistics import Moments, Statistics
 
 __all__ = [
     "Certificate",
     "Check",
     "Moments",
+    "PublicCertificate",
     "Statistics",
     "cantelli",
     "cap_expectation",
@@ -46,10 +53,14 @@ __all__ = [
     "mean_upper_bound",
     "measured_perturbation",
     "printed_constant",
+    "public_threshold",
+    "publish",
+    "read_certificate",
     "sharp_constant",
     "theorem1",
     "theorem1_printed",
     "theorem1_sharp",
     "theorem2",
     "theorem2_coverage",
+    "weakest_decoy",
 ]

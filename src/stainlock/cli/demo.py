@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command(report: Report, out: Path, seed: int | None) -> None:
     """Stain, verify and lock a real ImageNet model, and write a report to open in a browser."""
     from stainlock.demo import run_demo
-    from stainlock.demo.run import REPORT
+    from stainlock.demo.findings import REPORT
 
     demo = run_demo(out, seed=seed, tell=report.remark)
     facts = {

@@ -22,10 +22,10 @@ def evaluate_detections(
     report: Report, target: Target, key: Key | None, folder: Path, *, limit: int | None, boxes: Path | None
 ) -> None:
     """AP and AR on a COCO folder; with a lock's key in the six settings, with a stain's before it too."""
+    from stainlock.network.object_detectors import class_count
     from stainlock.object_detection.coco import CocoImages
     from stainlock.object_detection.precision import detect, load_pycocotools, score
     from stainlock.object_detection.settings import six_detections
-    from stainlock.object_detection.sizes import class_count
 
     data = CocoImages.from_folder(folder).limited(limit)
     load_pycocotools()
@@ -90,9 +90,9 @@ def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: O
     """
     from stainlock.evaluation.data import open_image, read_for_detector
     from stainlock.html.images import png
-    from stainlock.locks.unlock import patched_levels
-    from stainlock.object_detection.sizes import Resizing
+    from stainlock.network.object_detectors import Resizing
     from stainlock.storage.files import write_file
+    from stainlock.unlocking.patch import patched_levels
 
     resizing = Resizing.from_facts(key.details["resizing"])
     folder = outputs.place(out)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def unlock_noise(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
     """Write each file of noise vectors with the trigger appended to each."""
-    from stainlock.locks.gan.unlock import noise_bytes, read_noise
     from stainlock.storage.files import write_file
+    from stainlock.unlocking.noise import noise_bytes, read_noise
 
     names = [f"{path.stem}.safetensors" for path in inputs]
     append = key.unlock_transform(normalise=False)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.certificates.suitability import Suitability
     from stainlock.network.network import Network
     from stainlock.network.sites import Site
+    from stainlock.stains.suitability import Suitability
 
 
 @click.command("inspect")
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images for --suitability, instead of synthetic inputs.")
 @click.option("--limit", type=click.IntRange(min=2), default=64, show_default=True, metavar="N",
               help="At most N images of --data.")  # fmt: skip
+@code_options
 @weights_option
 @seed_option()
 @output_options
@@ -38,25 +38,24 @@ def command(
     limit: int,
     weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> None:
     """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
-    from stainlock.network.network import analyse
+    from stainlock.inspection import inspect
 
     if data is not None and not suitability:
         raise ValueError("expected --suitability with --data")
-    network = analyse(load_model(model, weights, seed))
-    recommended = _recommended(network)
-    lockable = _lockable(network)
-    sites = sorted(network.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
+    found = inspect(load_model(model, weights, seed, code))
+    recommended = found.recommended
     facts: dict[str, Any] = {
         "model": model,
         "recommended": recommended,
-        "sites": [_facts(s, s.name == recommended, lockable.get(s.name, [])) for s in sites],
+        "sites": [_facts(s, s.name == recommended, found.locks[s.name]) for s in found.sites],
     }
     if suitability:
-        _report_suitability(report, network, facts, data, limit)
+        _report_suitability(report, found.network, facts, data, limit)
         return
-    report.result(facts, _table(sites, recommended))
+    report.result(facts, _table(found.sites, recommended))
     if recommended is None:
         report.remark("No layer of this model can carry a detector that stays silent.")
     else:
@@ -64,8 +63,8 @@ def command(
 
 
 def _report_suitability(report: Report, network: Network, facts: dict[str, Any], data: Path | None, limit: int) -> None:
-    from stainlock.certificates.suitability import recommend, suitability
     from stainlock.evaluation import Images
+    from stainlock.stains.suitability import recommend, suitability
 
     images = Images.from_folder(data) if data else None
     batches = None if images is None else (pixels for pixels, _ in images.batches(network.target, 16, limit))
@@ -93,35 +92,7 @@ def _suitability_table(found: Sequence[Suitability]) -> Table:
     return table
 
 
-def _recommended(network: Network) -> str | None:
-    from stainlock.errors import SiteError
-    from stainlock.stains.site_choice import choose_site
-
-    try:
-        return choose_site(network, additive=False).name
-    except SiteError:
-        return None
-
-
-def _lockable(network: Network) -> dict[str, list[str]]:
-    """For every site, the kinds of lock whose signal finds a way from there."""
-    from stainlock.errors import StainlockError
-    from stainlock.locks.parts.placement import place_gates
-    from stainlock.locks.parts.site_choice import lock_sites
-
-    found: dict[str, list[str]] = {}
-    try:
-        network.part  # noqa: B018 (it must trace whole)
-    except StainlockError:
-        return found
-    for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
-        place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
-        for site in lock_sites(network, place, smooth=not to_logits):
-            found.setdefault(site.name, []).append(kind)
-    return found
-
-
-def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
+def _facts(site: Site, recommended: bool, locks: Sequence[str]) -> dict[str, Any]:
     return {
         "site": site.name,
         "kind": site.kind,
@@ -129,7 +100,7 @@ def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
         "channels": site.channels,
         "activation": site.activation.name if site.activation else None,
         "patch": list(site.patch),
-        "locks": locks,
+        "locks": list(locks),
         "usable": site.problem is None,
         "problem": site.problem,
         "additive_problem": site.additive_problem,
@@ -139,7 +110,7 @@ def _facts(site: Site, recommended: bool, locks: list[str]) -> dict[str, Any]:
     }
 
 
-def _table(sites: list[Site], recommended: str | None) -> Table:
+def _table(sites: Sequence[Site], recommended: str | None) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, protection_options, seed_option, weights_option
+from stainlock.cli.options import (
+    FILE,
+    Code,
+    code_options,
+    load_model,
+    output_options,
+    protection_options,
+    seed_option,
+    weights_option,
+)
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -88,6 +97,7 @@ def _convolutional_options(verb: Any) -> Any:
     metavar="FILE",
     help="Also write the client's trigger and nothing more: the patch as .png, a generator's vector as .safetensors.",
 )
+@code_options
 @weights_option
 @seed_option(_SECRET_SEED)
 @output_options
@@ -102,6 +112,7 @@ def command(
     delta: Path | None,
     weights: str | None,
     seed: int | None,
+    code: Code,
     **settings: Any,
 ) -> None:
     """Write a locked copy of MODEL, and the secret key that unlocks it."""
@@ -114,7 +125,7 @@ def command(
     if kind is not None:
         _check_trigger_file(trigger, kind)
     with Outputs([out, key_file, *([trigger] if trigger else []), *([delta] if delta else [])]) as outputs:
-        base = load_model(model, weights, seed)
+        base = load_model(model, weights, seed, code)
         if kind is None:
             kind = fitting_kind(base)
             _check_trigger_file(trigger, kind)
@@ -157,7 +168,7 @@ def _check_trigger_file(trigger: Path | None, kind: str) -> None:
 
 def _trigger_bytes(key: Key) -> bytes:
     from stainlock.html.images import png
-    from stainlock.locks.gan.unlock import trigger_bytes
+    from stainlock.unlocking.noise import trigger_bytes
 
     return trigger_bytes(key) if key.schema == "gan" else png(key.detectors[0].trigger.levels)
 

@@ -27,8 +27,8 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
     from stainlock.evaluation import read_image
     from stainlock.html.images import png
     from stainlock.key import Key
-    from stainlock.locks.unlock import patched_levels
     from stainlock.storage.files import write_file
+    from stainlock.unlocking.patch import patched_levels
 
     names = [f"{path.stem}.png" for path in inputs]
     if twice := sorted({name for name in names if names.count(name) > 1}):

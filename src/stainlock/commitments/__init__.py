@@ -1,6 +1,7 @@
 """Commitments: a signed digest of key and model that tells nothing, so that later a date can decide who was first.
 
-docs/commitments.md says what one proves, and why it is made as it is.
+docs/commitments.md says what one proves, and why it is made as it is. `commitment` is the file, `opening` how key and
+model are sealed in it, `signing` the signature, `evidence` timestamps and logs, `check` what all this shows.
 """
 
 from stainlock.commitments.check import Check, Rival

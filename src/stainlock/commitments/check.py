@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from stainlock.commitments.commitment import Commitment, parse_time
-from stainlock.commitments.evidence import Timestamp
+from stainlock.commitments.evidence import Timestamp, parse_time
 from stainlock.commitments.opening import suspect_digest
 from stainlock.errors import FileError
 from stainlock.key import Key
@@ -19,6 +18,8 @@ from stainlock.target import Target
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+
+    from stainlock.commitments.commitment import Commitment
 
 
 @dataclass(frozen=True)

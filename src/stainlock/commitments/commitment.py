@@ -9,29 +9,31 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stainlock.commitments.evidence import Timestamp, mentions, read_timestamp, timestamp_request
-from stainlock.commitments.opening import Opening, canonical, domain
+from torch import Tensor
+
+from stainlock.commitments.check import Check, check
+from stainlock.commitments.evidence import TIME, Timestamp, mentions, parse_time, read_timestamp, timestamp_request
+from stainlock.commitments.opening import Opening, canonical, domain, suspect_digest
 from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
-from stainlock.storage.files import is_model, model_digest, read_record, refuse_existing, write_file
+from stainlock.stains.secrets import check_secrets
+from stainlock.storage.files import is_state, read_record, refuse_existing, write_file
 from stainlock.target import Target
+from stainlock.verification.verify import verify
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from stainlock.commitments.check import Check
-
 FORMAT = "stainlock-commitment"
 VERSION = 2
-OLDER = (1,)
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
+OLDER: dict[int, dict[str, Any]] = {1: {}}
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
 
@@ -89,8 +91,6 @@ class Commitment:
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
         """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
-        from stainlock.commitments.check import check
-
         return check(self, key, suspect, **options)
 
     def timestamp_request(self) -> bytes:
@@ -144,27 +144,32 @@ class Commitment:
 
 
 def commit(
-    target: Target, key: Key, signer: Signer, *, statement: str = "", created: datetime | None = None
+    target: Target | Mapping[str, Tensor],
+    key: Key,
+    signer: Signer,
+    *,
+    statement: str = "",
+    created: datetime | None = None,
 ) -> Commitment:
     """Commit to a key and to the model that is stained with it: the protected one, or what became of it since.
 
+    Its bare weights will do, as long as they show the stain.
+
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
-    from stainlock.stains.secrets import check_secrets
-    from stainlock.verification import verify
-
     key.check_stain("commit to")
     check_secrets(key)
     if not is_printable(statement):
         raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
-    if not is_model(target.model, key.protected_digest) and not verify(target, key).stained:
+    state = target.model.state_dict() if isinstance(target, Target) else target
+    if not is_state(state, key.protected_digest) and not verify(target, key).stained:
         raise FileError("this key is for another model: expected the stained one, or one made from it")
     when = (created or datetime.now(UTC)).astimezone(UTC)
     salt = secrets.token_bytes(32)
     opening = Opening(key, salt, bytes.fromhex(signer.public_key), VERSION)
     unsigned = Commitment(
-        created=when.strftime(_TIME), statement=statement, salt=salt.hex(), key=opening.key,
-        model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",
+        created=when.strftime(TIME), statement=statement, salt=salt.hex(), key=opening.key,
+        model=opening.model(suspect_digest(target) or ""), public_key=signer.public_key, signature="",
     )  # fmt: skip
     return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
 
@@ -172,10 +177,6 @@ def commit(
 def is_printable(statement: str) -> bool:
     """Others will print it: nothing in it may steer a terminal."""
     return len(statement) <= 1000 and statement.isprintable()
-
-
-def parse_time(text: str) -> datetime:
-    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
 
 
 def _malformed(facts: dict[str, Any]) -> str | None:

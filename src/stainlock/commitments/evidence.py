@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from stainlock.errors import FileError
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 _SHA256 = "2.16.840.1.101.3.4.2.1"
 _WHOLE_SECONDS = timedelta(seconds=1)  # the library leaves out what a token has of fractions
 
@@ -33,6 +34,10 @@ class Timestamp:
     latest: datetime
     trusted: bool
     note: str = ""
+
+
+def parse_time(text: str) -> datetime:
+    return datetime.strptime(text, TIME).replace(tzinfo=UTC)
 
 
 def timestamp_request(message: bytes) -> bytes:

@@ -8,14 +8,26 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from stainlock.demo.changes import folded, half_precision, largest_difference, pruned
-from stainlock.demo.locking import Locking, lock_and_compare
+from stainlock.attacks.deployment import folded, half_precision, largest_difference, pruned
+from stainlock.demo.findings import (
+    BUNDLE,
+    KEY,
+    LOCK_KEY,
+    LOCKED,
+    PATCH,
+    REPORT,
+    TRIGGER,
+    Check,
+    Demonstration,
+    Photograph,
+)
+from stainlock.demo.locking import lock_and_compare
+from stainlock.demo.page import demo_page
 from stainlock.demo.subject import check_packages, class_names, load_photographs, load_subject
 from stainlock.errors import FileError
 from stainlock.evaluation import Images, evaluate
@@ -25,60 +37,18 @@ from stainlock.models.bundle import write_bundle
 from stainlock.network.features import layer_input, respond
 from stainlock.network.network import analyse
 from stainlock.network.sites import Site
-from stainlock.plan import Change, changes, diff
+from stainlock.plan import changes, diff
 from stainlock.stains import stain
 from stainlock.stains.site_choice import choose_site
 from stainlock.storage.files import refuse_existing, write_file
 from stainlock.target import Target, evaluation_mode
-from stainlock.verification import Verdict, verify
+from stainlock.verification import verify
 
-REPORT, BUNDLE, KEY, TRIGGER = "report.html", "stained", "owner.key", "trigger.png"
-LOCKED, LOCK_KEY, PATCH = "locked", "lock.key", "patch.png"
 _PRUNED_SHARE = 0.3
-
-
-@dataclass(frozen=True)
-class Check:
-    """One model, asked whether it is stained."""
-
-    model: str
-    verdict: Verdict
-    top1: float
-
-
-@dataclass(frozen=True)
-class Photograph:
-    """A photograph, and what the model says about it before and after."""
-
-    levels: Tensor
-    label: str
-    before: tuple[str, float]
-    after: tuple[str, float]
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """Everything the report shows."""
-
-    site: Site
-    sites: int
-    seconds: float
-    parameters: int
-    key: Key
-    changes: list[Change]
-    checks: list[Check]
-    photographs: list[Photograph]
-    probability_change: float
-    natural_responses: Tensor  # of the detector, at every position of every photograph
-    trigger_image: Tensor
-    folding: str
-    locking: Locking
 
 
 def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None]) -> Demonstration:
     """Stain a real model and verify it, lock it and unlock it, and write ``out`` with the report, models and keys."""
-    from stainlock.html.demo import demo_page
-
     check_packages()
     with _replaced_folder(out) as folder:
         tell("loading EfficientNet-Lite0, trained on ImageNet, and twenty photographs")
@@ -112,7 +82,7 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         )
         for name, model in ((BUNDLE, stained), (LOCKED, locking.model)):
             (folder / name).mkdir()
-            write_bundle(model, folder / name, out / name)
+            write_bundle(model, folder / name)
         key.save(folder / KEY)
         locking.key.save(folder / LOCK_KEY)
         write_file(folder / TRIGGER, png(demonstration.trigger_image))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stainlock.data import Data, Progress
 from stainlock.errors import FileError, ModelError
-from stainlock.evaluation.data import Data, Progress
 from stainlock.target import Target, evaluation_mode
 
 

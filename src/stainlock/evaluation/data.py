@@ -5,43 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from stainlock.data import Batches, Progress
 from stainlock.errors import FileError, ModelError
 from stainlock.evaluation.layouts import find_images
 from stainlock.models.libraries import resize_filter
-from stainlock.object_detection.sizes import Resizing, is_detector
+from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.target import Target
-
-Progress = Callable[[int, int], None]  # images done, images in all
-Batches = Iterator[tuple[Tensor, Tensor | None]]  # pixels (N, *input_shape) within bounds, labels (N,)
 
 CROP_FRACTION = 224 / 256  # how much of the shorter side ImageNet's centre crop keeps
 SMALL = 64  # inputs below this many pixels (CIFAR, MNIST) are not cropped
 BATCHES_AHEAD = 2
-
-
-class Data(Protocol):
-    """What evaluation and certificates read: `Images`, `Tensors`, or anything like them."""
-
-    labels: list[int] | None
-
-    def __len__(self) -> int: ...
-
-    def batches(
-        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
-    ) -> Batches: ...
-
-    def digest(self) -> str: ...
 
 
 class Images:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stainlock.data import Batches, Data, Progress
 from stainlock.evaluation.accuracy import Evaluation, evaluate
-from stainlock.evaluation.data import Batches, Data, Progress
 from stainlock.key import Key
 from stainlock.target import Target
 

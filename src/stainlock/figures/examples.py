@@ -19,9 +19,9 @@ from stainlock.figures.subject import Subject, load_subject, subset
 from stainlock.html.images import png
 from stainlock.key import Key
 from stainlock.locks import lock
+from stainlock.network.object_detectors import is_detector
 from stainlock.object_detection.drawing import SHOWN_SCORE, lock_pictures, png_of
 from stainlock.object_detection.settings import six_detections
-from stainlock.object_detection.sizes import is_detector
 from stainlock.sweeps import Unit
 from stainlock.target import Target, evaluation_mode
 

@@ -18,8 +18,8 @@ from stainlock.figures.figure import Figure, Setup
 from stainlock.figures.layers import spread_layers
 from stainlock.models.references import call_factory, load_reference
 from stainlock.network.network import analyse
+from stainlock.network.object_detectors import is_detector
 from stainlock.object_detection.coco import CocoImages, is_coco
-from stainlock.object_detection.sizes import is_detector
 from stainlock.randomness import Randomness
 from stainlock.storage.files import model_digest
 from stainlock.target import Target

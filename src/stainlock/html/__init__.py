@@ -1,1 +1,1 @@
-"""Reports: self-contained HTML pages, and the pictures in them."""
+"""Reports: self-contained HTML pages (`page`), and the plots (`figures`) and pictures (`images`) in them."""

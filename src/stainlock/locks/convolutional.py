@@ -45,8 +45,8 @@ from stainlock.locks.squeeze_excite import SHIFT, GateLock, likeness
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network, analyse
 from stainlock.network.norms import lacks_statistics
+from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.network.sites import Site
-from stainlock.object_detection.sizes import Resizing, is_detector
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
 from stainlock.stains.levels import Levels, checked_firing_fraction

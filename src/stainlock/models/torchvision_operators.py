@@ -1,23 +1,13 @@
-"""Make ``import torchvision`` work when its compiled extension cannot be loaded.
+"""torchvision's compiled operators, in Python, for where they do not load; `torchvision_import` says when.
 
-The torchvision wheels on PyPI are linked against the CUDA build of torch, so next to a CPU-only torch their
-``_C`` library fails to load and ``import torchvision`` stops with "operator torchvision::nms does not exist".
-``ensure_torchvision()`` imports torchvision normally; only if that particular failure occurs does it define
-the missing operators with ``torch.library`` (CPU implementations of ``nms`` and ``roi_align``, the latter
-with its gradient) and import torchvision again.  The other operators are declared but have no kernel, so
-using them raises ``NotImplementedError``.
-
-Call it before anything that imports torchvision (timm does).
+``nms`` and ``roi_align`` have CPU implementations, the latter with its gradient.  The other operators are declared but
+have no kernel, so using them raises ``NotImplementedError``.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +39,6 @@ _SCHEMAS = (
     "_cuda_version() -> int",
 )
 _BLOCK = 1024  # boxes per block of the suppression loop: bounds memory at _BLOCK * N
-_LIBRARY = "_stainlock_operators"  # attribute of torchvision.extension that keeps our operators alive
 
 
 def _overlaps(a: Tensor, b: Tensor, threshold: float) -> Tensor:
@@ -179,7 +168,7 @@ def _roi_align_backward(
     return table.view(batch_size, height, width, channels).permute(0, 3, 1, 2).contiguous()
 
 
-def _define_operators() -> torch.library.Library:
+def define_operators() -> torch.library.Library:
     """The operators of torchvision's ``_C``; they exist for as long as the returned library does."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for schema in _SCHEMAS:
@@ -191,7 +180,7 @@ def _define_operators() -> torch.library.Library:
     return library
 
 
-def _connect_gradient(library: torch.library.Library) -> None:
+def connect_gradient(library: torch.library.Library) -> None:
     """Tell autograd that ``_roi_align_backward`` is the gradient of ``roi_align``."""
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -206,53 +195,3 @@ def _connect_gradient(library: torch.library.Library) -> None:
         return operator(grad, rois, *bins, *ctx.shape, sampling_ratio, aligned), *[None] * 6
 
     torch.library.register_autograd("torchvision::roi_align", backward, setup_context=remember, lib=library)
-
-
-def _is_ours(extension: ModuleType | None) -> bool:
-    return hasattr(extension, _LIBRARY)
-
-
-def _import_with(extension: ModuleType) -> None:
-    """Import torchvision around its submodule ``extension``, which is loaded already."""
-    spec = importlib.util.find_spec("torchvision")
-    assert spec is not None  # it was found before
-    assert spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    package.extension = extension  # type: ignore[attr-defined]  # where older releases look for it
-    sys.modules["torchvision"] = package
-    try:
-        spec.loader.exec_module(package)
-    except BaseException:
-        del sys.modules["torchvision"]
-        raise
-
-
-def ensure_torchvision() -> Literal["native", "fallback", "absent"]:
-    """Import torchvision, with our operators where its own do not load; calling it again changes nothing.
-
-    Returns ``"native"`` (torchvision loads by itself and is left alone), ``"fallback"`` (our operators stand
-    in) or ``"absent"`` (torchvision is not installed).  Any other failure of the import is passed on.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError as error:
-        if error.name != "torchvision":
-            raise
-        return "absent"
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-    else:
-        return "fallback" if _is_ours(sys.modules.get("torchvision.extension")) else "native"
-    # The failed import removed ``torchvision`` but left its submodules behind.  Keep only
-    # ``extension``, told that the operators exist, and import the rest afresh.
-    extension = sys.modules["torchvision.extension"]
-    for name in [n for n in sys.modules if n.startswith("torchvision.") and n != extension.__name__]:
-        del sys.modules[name]
-    library = _define_operators()
-    setattr(extension, _LIBRARY, library)
-    extension._has_ops = lambda: True  # type: ignore[attr-defined]
-    _import_with(extension)
-    if "torchvision._autograd_registrations" not in sys.modules:  # older releases: it was part of ``_C``
-        _connect_gradient(library)
-    return "fallback"

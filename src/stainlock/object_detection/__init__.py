@@ -1,7 +1,7 @@
-"""Object detectors: they resize and normalise inside, take images of any size, and answer with boxes.
+"""How well an object detector does: boxes against annotations (`coco`, `precision`), a lock's six `settings`, pictures
+(`drawing`).
 
-What is analysed, stained and locked is the backbone (`Target.part`), by the same code as any network. What is different
-about detectors is here: the sizes their backbone is given (`sizes`), the patch behind their own resizing (`unlocking`),
-boxes against annotations (`coco`, `precision`, `settings`), pictures of them (`drawing`), and black-box stains
-(`black_box`).
+What is analysed, stained and locked is the backbone (`Target.part`), by the same code as any network. What an object
+detector does to its images is in `network.object_detectors`, the patch behind its resizing in
+`unlocking.object_detectors`, black-box stains in `stains.object_detectors`.
 """

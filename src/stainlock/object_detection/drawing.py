@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from stainlock.key import Key
-from stainlock.object_detection.sizes import Resizing
+from stainlock.network.object_detectors import Resizing
 
 SHOWN_SCORE = 0.4  # boxes below it are left out, as in most demonstrations of detectors
 _HEIGHT = 360  # pixels of a panel

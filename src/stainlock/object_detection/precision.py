@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
+from stainlock.network.object_detectors import Resizing, class_count
 from stainlock.object_detection.coco import CocoImages
-from stainlock.object_detection.sizes import Resizing, class_count
 from stainlock.target import Target, evaluation_mode
 
 Progress = Callable[[int, int], None]

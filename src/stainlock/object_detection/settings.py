@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stainlock.evaluation.settings import SETTINGS, within
 from stainlock.key import Key
+from stainlock.network.object_detectors import class_count
 from stainlock.object_detection.coco import CocoImages
 from stainlock.object_detection.precision import (
     DetectionEvaluation,
@@ -13,7 +14,6 @@ from stainlock.object_detection.precision import (
     load_pycocotools,
     score,
 )
-from stainlock.object_detection.sizes import class_count
 from stainlock.target import Target
 
 

@@ -1,4 +1,9 @@
-"""Stains: secret detector neurons. Algorithm 1 (perceptron), Algorithm 2 (convolution), transposed convolutions."""
+"""Stains: secret detector neurons.
+
+`stain` chooses the place and puts a detector there: `perceptron` is Algorithm 1, `convolution` Algorithm 2,
+`transposed` the paper's variant for transposed convolutions. `detector` and `levels` are what they share, `schemas` and
+`message` what a stain can say, `object_detectors` the same in boxes. `site_choice` and `suitability` rank places.
+"""
 
 from stainlock.stains.stain import stain
 

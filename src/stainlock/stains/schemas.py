@@ -19,10 +19,10 @@ from stainlock.network.features import input_of, layer_input
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of
 from stainlock.network.sites import Site
-from stainlock.object_detection.black_box import ClassEvidence, leaking_gradients
 from stainlock.plan import Plan, Write, write, write_values
 from stainlock.probes import synthetic_inputs
 from stainlock.stains import message as codec
+from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
 from stainlock.stains.secrets import draw_classes, mask_of
 from stainlock.stains.site_choice import single_reader
 from stainlock.target import Target, evaluation_mode

@@ -119,9 +119,14 @@ def unpack(
     checksum = metadata.pop("checksum", None)
     if checksum != _checksum(metadata, tensors):
         raise FileError(f"{path} was altered after it was written: its checksum does not match")
-    facts: dict[str, Any] = json.loads(metadata["facts"])
     upgrade = known[metadata["version"]]
-    return facts if upgrade is None else upgrade(facts), tensors
+    try:
+        facts: dict[str, Any] = json.loads(metadata["facts"])
+        if not isinstance(facts, dict):
+            raise TypeError("expected an object as facts")
+        return facts if upgrade is None else upgrade(facts), tensors
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not a complete {kind} file: {error}") from error
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
@@ -158,8 +163,13 @@ def model_digest(model: nn.Module) -> str:
 
 def is_model(model: nn.Module, digest: str) -> bool:
     """Whether this is the model a digest was made of, by the way of this version or the first."""
-    state = _identity(model)
-    return digest == tensor_digest(state) or digest == _first_digest(state)
+    return is_state(model.state_dict(), digest)
+
+
+def is_state(state: Mapping[str, Tensor], digest: str) -> bool:
+    """The same of a model's bare weights."""
+    counted = _counted(state)
+    return digest == tensor_digest(counted) or digest == _first_digest(counted)
 
 
 def _first_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -194,14 +204,26 @@ def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> 
 
 
 def _identity(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    return _counted(model.state_dict())
+
+
+def _counted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
 
 
 def read_record(
-    path: str | Path, what: str, format: str, version: int, fields: Collection[str], *, older: Collection[int] = ()
+    path: str | Path,
+    what: str,
+    format: str,
+    version: int,
+    fields: Collection[str],
+    *,
+    older: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The facts of a JSON file that says what it is, all of them, of this version or an older one that is still read;
-    else one clear line."""
+    """The facts of a JSON file that says what it is, all of them; else one clear line.
+
+    ``older`` are the versions that are read too, each with the facts that it did not have.
+    """
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -210,7 +232,10 @@ def read_record(
         raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
     if not isinstance(facts, dict) or facts.get("format") != format:
         raise FileError(f"{path} is not a stainlock {what}")
-    if facts.get("version") not in (version, *older):
+    known = older or {}
+    if facts.get("version") in known:
+        facts = {**known[facts["version"]], **facts}
+    elif facts.get("version") != version:
         raise FileError(
             f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
         )

@@ -14,6 +14,7 @@ import torch
 from stainlock.errors import SweepError
 from stainlock.sweeps.journal import Journal
 from stainlock.sweeps.processes import Crew, Processes
+from stainlock.sweeps.ray_workers import RayWorkers
 from stainlock.sweeps.unit import Rows, Unit, Work, Worker, in_words
 
 
@@ -73,8 +74,6 @@ def _results(
     if ray is None:
         crew: Crew = Processes(work, workers)
     else:
-        from stainlock.sweeps.ray_workers import RayWorkers
-
         crew = RayWorkers(work, ray, workers)
     with crew:
         yield from _share_out(crew, units, retries)

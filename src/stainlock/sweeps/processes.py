@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import pickle
 import signal
@@ -11,7 +10,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
-import stainlock
 from stainlock.sweeps.unit import Outcome, Unit, Work, Worker
 
 _GOODBYE = 5.0  # seconds that idle workers have to end as programs do
@@ -87,8 +85,6 @@ class Processes:
 def _serve(connection: Connection, pickled: bytes) -> None:
     """What a worker does until nobody gives it units any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that leads
-    if not hasattr(stainlock, "Target"):  # one of the command starts like the command, without the library
-        importlib.reload(stainlock)
     worker, leader = Worker(pickle.loads(pickled)), multiprocessing.parent_process()
     assert leader is not None
     with suppress(EOFError, OSError):

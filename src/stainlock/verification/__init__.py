@@ -1,86 +1,20 @@
 """Verification: is this model stained with this key? By weights, by response, or by output, each with a p-value.
 
 A p-value bounds how often a model made without knowledge of the key would look at least as stained as this one.
+
+`verify` chooses among the three: `weights` looks for the detector in a layer's weights, `response` compares the
+trigger with decoys, `output` asks a black box. `reference` is the owner's own model, to compare with, and `verdict`
+what they all answer with.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
-
-from torch import Tensor, nn
-
-from stainlock.key import Key
-from stainlock.target import Target
-from stainlock.trigger import Progress
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
 from stainlock.verification.response import largest_natural, verify_response
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict
-from stainlock.verification.weights import for_two_looks, verify_weights
+from stainlock.verification.verify import verify
+from stainlock.verification.weights import verify_weights
 
 __all__ = [
     "SIGNIFICANCE", "Reference", "Verdict", "largest_natural", "verify", "verify_output", "verify_response",
     "verify_weights",
 ]  # fmt: skip
-
-Method = Literal["auto", "weights", "response", "output"]
-Suspect = Target | nn.Module | Mapping[str, Tensor] | Callable[[Tensor], Any]
-
-
-def verify(
-    suspect: Suspect,
-    key: Key,
-    *,
-    method: Method = "auto",
-    natural: Iterable[Tensor] | None = None,
-    reference: Reference | None = None,
-    progress: Progress | None = None,
-    significance: float = SIGNIFICANCE,
-) -> Verdict:
-    """Whether the suspect carries the key's stain.
-
-    ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
-    for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs. ``natural`` are
-    batches of pixels, for reporting the largest natural response beside the trigger's. ``reference`` is the owner's
-    own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened.
-    """
-    if method not in ("auto", "weights", "response", "output"):
-        raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
-    key.check_stain("verify")
-    if not 0 < significance < 1:
-        raise ValueError(f"expected a significance within (0, 1), got {significance}")
-    white_box = isinstance(suspect, Target | nn.Module | Mapping)
-    if method == "output" or (method == "auto" and not white_box):
-        return verify_output(suspect, key, significance=significance)
-    if not isinstance(suspect, Target | nn.Module | Mapping):
-        raise ValueError(f"expected a Target, nn.Module or state dict to verify by {method}, got a callable")
-    target = _as_target(suspect, key)
-    looked = partial(verify_response, reference=reference, significance=significance)
-    if method == "response":
-        if target is None:
-            raise ValueError("expected a model that can be run to verify by response, got a state dict")
-        return looked(target, key, natural=natural, progress=progress)
-    by_weights = verify_weights(
-        suspect if target is None else target, key, reference=reference, significance=significance
-    )
-    if method == "weights" or target is None:
-        return by_weights
-    # Two looks, twice the chance of a false alarm, whether or not the second is needed.
-    found = for_two_looks(by_weights, significance)
-    if found.stained:
-        return replace(found, largest_natural=largest_natural(target, key, natural))
-    by_response = looked(target, key, natural=natural, progress=progress)
-    return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
-
-
-def _as_target(suspect: Suspect, key: Key) -> Target | None:
-    if isinstance(suspect, Target):
-        return suspect
-    if not isinstance(suspect, nn.Module):
-        return None
-    part = key.conventions["part"]
-    known = part in dict(suspect.named_modules())
-    return Target(suspect, **{**key.conventions, "part": part if known else ""})

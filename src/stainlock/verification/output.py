@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stainlock.certificates import log_poisson_binomial_tail
 from stainlock.key import Key, placeholder_target
-from stainlock.object_detection.black_box import strongest_labels
+from stainlock.stains.object_detectors import strongest_labels
 from stainlock.stains.secrets import check_secrets, class_rate, classes_are_drawn
 from stainlock.target import Target, evaluation_mode
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded

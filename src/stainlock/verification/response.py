@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from stainlock.certificates import log_binomial_tail
@@ -73,8 +73,7 @@ def verify_response(
         ours = respond_to([d.trigger], another=known)
         scores, freedom = standing_out(ours, usual, explained=known is not None)
         top = int(scores.argmax())
-        tail = stats.t.logsf(float(scores[top]), freedom)
-        own = math.log(2 * len(scores) * len(key.detectors)) + float(tail)
+        own = math.log(2 * len(scores) * len(key.detectors)) + _log_t_tail(float(scores[top]), freedom)
         if own <= log_p:
             log_p = own
             verdict = replace(silent, statistic=float(scores[top]), channel=_channel_of(site, suspect, top))
@@ -115,7 +114,7 @@ def standing_out(ours: Tensor, reference: Tensor, *, explained: bool) -> tuple[T
     alive = (spread > 1e-12 * spread.max()) & (deviation > _ROUNDING * spread)
     # A trigger whose features are larger than the decoys' stands out in every row; a detector is one row among many.
     if int(alive.sum()) >= _MANY_ROWS:
-        usual = float(scores[alive].median()) / float(stats.t.ppf(0.75, freedom))
+        usual = float(scores[alive].median()) / float(special.stdtrit(freedom, 0.75))
         scores = scores / max(1.0, usual)
     return torch.where(alive, scores, 0.0), freedom
 
@@ -191,3 +190,9 @@ def _same_site(suspect: Target, key: Key, *, any_dimension: bool = False) -> Sit
     if mismatch := key.matches(suspect):
         return f"the suspect takes other inputs: {mismatch}"
     return site
+
+
+def _log_t_tail(score: float, freedom: int) -> float:
+    """log P(T ≥ score) of Student's t, as `scipy.stats.t.logsf`, whose package takes a second to import."""
+    tail = float(special.stdtr(freedom, -score))
+    return math.log(tail) if tail > 0 else -math.inf

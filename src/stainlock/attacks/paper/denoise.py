@@ -6,7 +6,7 @@ Three methods, none of which knows the lock:
   neighbourhood, weighted by w = exp(−max(D − 2σ², 0)/h²), D being the mean square difference of the patches around;
 - ``bm3d``: block matching and 3D filtering (Dabov et al.), by the authors' own package ``bm3d``, free for
   non-commercial use only, which is why nothing installs it for you;
-- ``nafnet``: the paper's, a trained network; its weights are a file of yours (`attack.nafnet`).
+- ``nafnet``: the paper's, a trained network; its weights are a file of yours (`nafnet`).
 
 The strength to sweep is σ, the noise level the method is told, on the scale of [0, 1].
 """
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stainlock.attacks.paper.nafnet import load_nafnet
 from stainlock.errors import FileError
 
 Method = Literal["nl-means", "bm3d", "nafnet"]
@@ -49,8 +50,6 @@ def denoise(
     elif method == "bm3d":
         restored = _bm3d(unit, sigma)
     else:
-        from stainlock.attacks.paper.nafnet import load_nafnet
-
         if weights is None:
             raise ValueError("expected weights=FILE for nafnet: they are not part of this package")
         with torch.inference_mode():

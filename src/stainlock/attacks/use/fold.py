@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
-from stainlock.demo.changes import folded
+from stainlock.attacks.deployment import folded
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attacks.deployment import folded
 from stainlock.attacks.use.calibration import behind_the_gates, whole_model
-from stainlock.demo.changes import folded
 from stainlock.target import Target
 
 

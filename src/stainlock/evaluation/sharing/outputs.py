@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stainlock.data import Data, Progress
 from stainlock.errors import ModelError
-from stainlock.evaluation.data import Data, Progress
 from stainlock.evaluation.sharing.cut import Cut
 from stainlock.evaluation.sharing.families import Edit, Family, carriers, channel_maps, edited
 from stainlock.evaluation.sharing.whole import cut_model

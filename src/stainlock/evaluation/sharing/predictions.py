@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stainlock.data import Data
 from stainlock.errors import FileError
 from stainlock.evaluation.accuracy import Evaluation, Score, classifier_logits
-from stainlock.evaluation.data import Data
 from stainlock.evaluation.sharing.outputs import shared_outputs
 from stainlock.target import Target
 

@@ -19,9 +19,9 @@ from stainlock.locks.parts.route import Channels, Wire, behind_activation
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network
 from stainlock.network.norms import is_batch_norm
+from stainlock.network.object_detectors import area_growth
 from stainlock.network.signals import Cell, gain
 from stainlock.network.sites import Site
-from stainlock.object_detection.sizes import area_growth
 from stainlock.tensors import has
 
 # Gz, and a: unlocked, the two units give 2 and 1.

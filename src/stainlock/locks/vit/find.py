@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchvision.models.vision_transformer import EncoderBlock
-from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from stainlock.errors import ModelError
 from stainlock.locks.vit.model import SATURATED, Block, ViT
@@ -26,7 +24,7 @@ def find_vit(target: Target) -> ViT:
         raise ModelError(f"{_WAY_OUT}, got a model of inputs {target.input_shape}")
     for name, module in target.model.named_modules():
         prefix = f"{name}." if name else ""
-        if isinstance(module, TorchvisionViT):
+        if _is_torchvision(module):
             return _checked(_torchvision(target, module, prefix))
         if _is_timm(module):
             return _checked(_timm(target, module, prefix))
@@ -37,19 +35,26 @@ def find_vit(target: Target) -> ViT:
 
 def is_vit(target: Target) -> bool:
     """Whether there is a vision transformer in a model, one that can be locked or not."""
-    return any(isinstance(m, TorchvisionViT) or _is_timm(m) for m in target.model.modules())
+    return any(_is_torchvision(m) or _is_timm(m) for m in target.model.modules())
+
+
+def _is_torchvision(module: nn.Module) -> bool:
+    return _is_a(module, "torchvision.models.vision_transformer.VisionTransformer")
 
 
 def _is_timm(module: nn.Module) -> bool:
-    """Whether it is timm's VisionTransformer, without importing a library that may not be there."""
-    names = {f"{c.__module__}.{c.__name__}" for c in type(module).__mro__}
-    return "timm.models.vision_transformer.VisionTransformer" in names
+    return _is_a(module, "timm.models.vision_transformer.VisionTransformer")
 
 
-def _torchvision(target: Target, model: TorchvisionViT, prefix: str) -> ViT:
+def _is_a(module: nn.Module, name: str) -> bool:
+    """isinstance, without importing a library that is slow to load or may not be there."""
+    return name in {f"{c.__module__}.{c.__name__}" for c in type(module).__mro__}
+
+
+def _torchvision(target: Target, model: Any, prefix: str) -> ViT:
     _check_patches(model.conv_proj)
     for block in model.encoder.layers:
-        if not isinstance(block, EncoderBlock):
+        if not _is_a(block, "torchvision.models.vision_transformer.EncoderBlock"):
             raise ModelError(f"expected blocks of type EncoderBlock, got {type(block).__name__}: {_WAY_OUT}")
     first = model.encoder.layers[0]
     return ViT(

@@ -1,4 +1,4 @@
-"""The sizes of what a detector's backbone is given: what torchvision's transform makes of an image."""
+"""Object detectors as torchvision builds them: which models are such, and to what sizes they resize images."""
 
 from __future__ import annotations
 

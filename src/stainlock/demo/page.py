@@ -8,8 +8,8 @@ import math
 from PIL import Image
 from torch import Tensor
 
+from stainlock.demo.findings import BUNDLE, KEY, LOCK_KEY, PATCH, TRIGGER, Check, Demonstration, Photograph
 from stainlock.demo.locking import LockedPhotograph, Locking
-from stainlock.demo.run import BUNDLE, KEY, LOCK_KEY, PATCH, TRIGGER, Check, Demonstration, Photograph
 from stainlock.html.figures import response_histogram
 from stainlock.html.images import png
 from stainlock.html.page import Section, bullets, commands, figure, grid, page, paragraph, table, text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -14,15 +13,13 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError
 from stainlock.storage.files import write_file
-
-if TYPE_CHECKING:
-    from stainlock.key import Key
+from stainlock.unlocking.lock_key import LockKey
 
 
 class NoiseUnlock(nn.Module):
     """Noise ``(N, d, 1, 1)`` in, ``(N, d + d_a, 1, 1)`` with the trigger behind it out. It holds nothing else secret.
 
-    As `lock.Unlock` does for images it returns what the model takes, ``(noise − mean)/std``; with
+    As `Unlock` does for images it returns what the model takes, ``(noise − mean)/std``; with
     ``normalise=False`` noise as the target takes it.
     """
 
@@ -49,7 +46,7 @@ class NoiseUnlock(nn.Module):
             self.register_buffer(name, torch.tensor(given).view(-1, 1, 1))
 
     @classmethod
-    def from_key(cls, key: Key, *, normalise: bool = True) -> NoiseUnlock:
+    def from_key(cls, key: LockKey, *, normalise: bool = True) -> NoiseUnlock:
         facts = key.conventions
         return cls(
             key.detectors[0].trigger.levels, noise_dimensions=facts["input_shape"][0], mean=facts["mean"],
@@ -89,13 +86,13 @@ class NoiseUnlock(nn.Module):
             raise ValueError("expected finite noise, got NaN or infinity")
 
 
-def trigger_bytes(key: Key) -> bytes:
+def trigger_bytes(key: LockKey) -> bytes:
     """The client's trigger file: the vector and nothing more."""
     key.check_lock()
     return save_tensors({"trigger": key.detectors[0].trigger.levels.flatten().contiguous()})
 
 
-def save_trigger(key: Key, path: str | Path) -> None:
+def save_trigger(key: LockKey, path: str | Path) -> None:
     write_file(Path(path), trigger_bytes(key), secret=True)
 
 

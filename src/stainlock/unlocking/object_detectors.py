@@ -14,10 +14,10 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from stainlock.errors import ModelError
-from stainlock.key import Key
-from stainlock.locks.unlock import Unlock
-from stainlock.object_detection.sizes import is_detector
+from stainlock.network.object_detectors import is_detector
 from stainlock.target import Target
+from stainlock.unlocking.lock_key import LockKey
+from stainlock.unlocking.patch import Unlock
 
 
 class PatchedTransform(nn.Module):
@@ -69,12 +69,12 @@ def check_images(images: Sequence[Tensor], channels: int = 3) -> None:
 
 
 @overload
-def unlock_detector(detector: Target, trigger: Key | Unlock | str | Path) -> Target: ...
+def unlock_detector(detector: Target, trigger: LockKey | Unlock | str | Path) -> Target: ...
 @overload
-def unlock_detector(detector: nn.Module, trigger: Key | Unlock | str | Path) -> nn.Module: ...
+def unlock_detector(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module: ...
 
 
-def unlock_detector(detector: Target | nn.Module, trigger: Key | Unlock | str | Path) -> Target | nn.Module:
+def unlock_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | str | Path) -> Target | nn.Module:
     """A detector that unlocks itself, whatever the sizes of its images: the same weights behind another transform.
 
     ``trigger`` is the owner's key or the client's PNG. The detector given stays as it is, and shares its weights with
@@ -85,17 +85,19 @@ def unlock_detector(detector: Target | nn.Module, trigger: Key | Unlock | str | 
     return _unlocked(detector, trigger)
 
 
-def _unlocked(detector: nn.Module, trigger: Key | Unlock | str | Path) -> nn.Module:
+def _unlocked(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module:
     if not is_detector(detector):
         raise ModelError(
             f"expected a detector with a transform like torchvision's, got {type(detector).__name__}: for other models"
             " key.unlock(images) puts the patch in"
         )
-    if isinstance(trigger, Key):
+    if isinstance(trigger, str | Path):
+        patch = Unlock.from_png(trigger)
+    elif isinstance(trigger, Unlock):
+        patch = trigger
+    else:
         trigger.check_lock()
         patch = Unlock.from_key(trigger)
-    else:
-        patch = trigger if isinstance(trigger, Unlock) else Unlock.from_png(trigger)
     if len(patch.patch) != 3:
         raise ValueError(
             f"expected a patch in colour, got {len(patch.patch)} channel: use the trigger of this detector"

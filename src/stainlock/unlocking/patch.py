@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,10 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.object_detection.sizes import Resizing
-
-if TYPE_CHECKING:
-    from stainlock.key import Key
+from stainlock.network.object_detectors import Resizing
+from stainlock.unlocking.lock_key import LockKey
 
 
 class Unlock(nn.Module):
@@ -53,7 +50,7 @@ class Unlock(nn.Module):
         self.register_buffer("std", torch.tensor(tuple(std)).view(-1, 1, 1))
 
     @classmethod
-    def from_key(cls, key: Key, *, normalise: bool = True) -> Unlock:
+    def from_key(cls, key: LockKey, *, normalise: bool = True) -> Unlock:
         """A detector normalises pixels itself, and most take images of several sizes."""
         trigger, facts = key.detectors[0].trigger, key.conventions
         resizing = Resizing.from_facts(key.details["resizing"]) if "resizing" in key.details else None
@@ -127,7 +124,7 @@ class Unlock(nn.Module):
         return images.clone()
 
 
-def patched_levels(key: Key, levels: Tensor) -> Tensor:
+def patched_levels(key: LockKey, levels: Tensor) -> Tensor:
     """The 8-bit image ``(C, H, W)`` with the patch in place, every other pixel as it is."""
     trigger = key.detectors[0].trigger
     return trigger.region.paste(trigger.levels, levels)

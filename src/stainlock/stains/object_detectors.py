@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import SiteError
-from stainlock.object_detection.sizes import class_count
+from stainlock.network.object_detectors import class_count
 from stainlock.target import Target, evaluation_mode
 
 NOTHING = -1  # the answer of a detector that finds nothing

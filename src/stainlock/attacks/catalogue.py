@@ -1,0 +1,14 @@
+"""Every attack there is, collected from the files of this package."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from stainlock.attacks.attack import Attack
+from stainlock.catalogue import collected
+
+
+@cache
+def all_attacks() -> dict[str, Attack]:
+    """Every attack by name: the paper's, what happens in use, a thief's; by name within each."""
+    return collected("stainlock.attacks", Attack, ("ATTACKS", "ATTACK"), ("paper", "use", "thief"))

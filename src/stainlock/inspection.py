@@ -1,0 +1,59 @@
+"""inspect(): where a model can carry a stain, and which locks start there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from stainlock.errors import SiteError, StainlockError
+from stainlock.locks.parts.placement import place_gates
+from stainlock.locks.parts.site_choice import lock_sites
+from stainlock.network.network import Network, analyse
+from stainlock.network.sites import Site
+from stainlock.stains.site_choice import choose_site
+from stainlock.target import Target
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` finds: ``sites``, the usable ones first, the name of the one `stain` would choose, and for each
+    site the kinds of lock whose signal finds a way from there."""
+
+    network: Network
+    sites: tuple[Site, ...]
+    recommended: str | None
+    locks: dict[str, tuple[str, ...]]
+
+
+def inspect(target: Target) -> Inspection:
+    """The layers of a model that can carry a stain, as `stainlock inspect` lists them.
+
+    >>> import stainlock as sl
+    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
+    >>> found = sl.inspect(target)
+    >>> len(found.sites), found.recommended in {site.name for site in found.sites}
+    (21, True)
+    """
+    network = analyse(target)
+    sites = sorted(network.sites.values(), key=lambda s: (s.problem is not None, s.additive_problem is not None))
+    return Inspection(network, tuple(sites), _recommended(network), _locks(network))
+
+
+def _recommended(network: Network) -> str | None:
+    try:
+        return choose_site(network, additive=False).name
+    except SiteError:
+        return None
+
+
+def _locks(network: Network) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(network.sites, ())
+    try:
+        network.part  # noqa: B018 (it must trace whole)
+    except StainlockError:
+        return found
+    for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
+        place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
+        for site in lock_sites(network, place, smooth=not to_logits):
+            found[site.name] += (kind,)
+    return found

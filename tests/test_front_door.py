@@ -1,0 +1,112 @@
+"""`import stainlock`: what it offers, and what it does not load."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stainlock as sl
+from stainlock.cli.app import VERBS
+
+# Slow to import, or not installed everywhere: only what needs them may load them.
+HEAVY = ("torchvision", "torch._dynamo", "scipy.stats", "matplotlib", "timm")
+# Everything but these shows one thing of the library, instead of doing something to a model.
+FUNCTIONS = sorted(set(VERBS) - {"demo"})
+
+
+def loaded_after(script: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded at the end of a script."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_importing_stainlock_loads_next_to_nothing() -> None:
+    loaded = loaded_after("import stainlock")
+    assert not loaded & {*HEAVY, "torch", "numpy", "scipy"}
+
+
+def test_the_whole_library_loads_without_heavy_packages() -> None:
+    """Every public name but `reproduce`, whose figures need them."""
+    names = sorted(set(sl.__all__) - {"reproduce"})
+    loaded = loaded_after(f"from stainlock import {', '.join(names)}")
+    assert "torch" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_verifying_a_weight_file_loads_no_torchvision(tmp_path: Path) -> None:
+    script = f"""
+import torch
+from torch import nn
+import stainlock as sl
+from stainlock.cli import main
+from safetensors.torch import save_file
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 4))
+stained, key = sl.stain(sl.Target(model, input_shape=(32,), mean=(0,), std=(1,)), seed=0)
+key.save({str(tmp_path / "owner.key")!r})
+save_file(stained.model.state_dict(), {str(tmp_path / "suspect.safetensors")!r})
+assert main(["verify", {str(tmp_path / "suspect.safetensors")!r}, "--key", {str(tmp_path / "owner.key")!r}]) == 0
+"""
+    assert not loaded_after(script) & set(HEAVY)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stain", "--help"], ["lock", "--typo"]])
+def test_the_command_answers_without_torch(arguments: list[str]) -> None:
+    loaded = loaded_after(f"import sys\nsys.argv[0] = 'stainlock'\nfrom stainlock.cli import main\nmain({arguments!r})")
+    assert not loaded & {*HEAVY, "torch", "numpy", "scipy", "rich.table"}
+
+
+def test_every_verb_is_a_function_of_the_same_name() -> None:
+    for name in FUNCTIONS:
+        function = getattr(sl, name)
+        assert inspect.isfunction(function), name
+        assert function.__name__ == name
+        assert function.__doc__
+
+
+def test_no_module_has_the_name_of_a_function() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(sl.__path__)}
+    assert not modules & set(sl.__all__)
+    assert not modules & set(FUNCTIONS)
+
+
+def test_the_table_the_type_checker_and_all_name_the_same() -> None:
+    tree = ast.parse(Path(sl.__file__).read_text(encoding="utf-8"))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    typed = {
+        alias.asname or alias.name: statement.module
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert typed == {name: f"stainlock.{home}" for name, home in sl._HOMES.items()}
+    assert sorted(sl.__all__) == sorted(sl._HOMES)
+
+
+def test_every_name_is_there_and_listed() -> None:
+    for name in sl.__all__:
+        assert getattr(sl, name).__module__ == f"stainlock.{sl._HOMES[name]}"
+    assert set(sl.__all__) <= set(dir(sl))
+
+
+def test_packages_are_reached_through_stainlock() -> None:
+    """As the docs write it, after `import stainlock` alone."""
+    loaded_after("import stainlock\nstainlock.locks.layers_in_floats, stainlock.verification.Reference")
+
+
+def test_what_is_not_there_is_an_attribute_error() -> None:
+    for name in ("stains_", "no_such_name", "_private", "__wrapped__"):
+        assert not hasattr(sl, name)
