@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -36,6 +37,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
+def on_post_build(config: MkDocsConfig) -> None:
+    """Readers' browsers must not ask other servers for scripts, styles, fonts or images."""
+    for page in Path(config.site_dir).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        if found := re.search(
+            r'<(?:script|img|iframe)[^>]*\ssrc="?(https?:[^\s">]+)|<link[^>]*stylesheet[^>]*(https?:[^\s">]+)', text
+        ):
+            raise PluginError(f"{page} loads {found[1] or found[2]}: expected nothing from other servers")
+
+
 def _from_the_top(markdown: str) -> str:
     """The same text with links as they are from docs/, where the page is put."""
     for name, page in TOP.items():
@@ -54,7 +65,7 @@ def _options(verb: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", r"\|")
+    return re.sub(r"([|\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
 
 
 def _reference() -> str:
@@ -67,7 +78,9 @@ def _reference() -> str:
         "Classes": [name for name in things if name in classes],
         "Errors": [name for name in things if name in errors],
     }
-    page = "# Python reference\n\nEverything here is in the package itself: `import stainlock as sl`, then `sl.stain`.\n"
+    page = (
+        "# Python reference\n\nEverything here is in the package itself: `import stainlock as sl`, then `sl.stain`.\n"
+    )
     for title, names in sections.items():
         page += f"\n## {title}\n"
         for name in names:
