@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[1]
 # Files at the top of the checkout, and the pages they become.
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
+# What a page asks a server for by itself.
+LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*\s(?:src|href)="?(https?:[^\s">]+)""")
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in TOP.items():
@@ -40,11 +43,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_post_build(config: MkDocsConfig) -> None:
     """Readers' browsers must not ask other servers for scripts, styles, fonts or images."""
     for page in Path(config.site_dir).rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        if found := re.search(
-            r'<(?:script|img|iframe)[^>]*\ssrc="?(https?:[^\s">]+)|<link[^>]*stylesheet[^>]*(https?:[^\s">]+)', text
-        ):
-            raise PluginError(f"{page} loads {found[1] or found[2]}: expected nothing from other servers")
+        if found := LOADED.search(page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page} loads {found[1]}: expected nothing from other servers")
 
 
 def _from_the_top(markdown: str) -> str:
@@ -58,14 +58,23 @@ def _options(verb: str) -> str:
     command = stainlock.get_command(click.Context(stainlock), verb)
     assert command is not None
     context = click.Context(command, info_name=f"stainlock {verb}", max_content_width=1000, terminal_width=1000)
-    rows = [record for parameter in command.params if (record := parameter.get_help_record(context))]
+    rows = [
+        record
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
+    ]
     usage = " ".join(command.get_usage(context).split())
-    table = [f"| `{_cell(names)}` | {_cell(text)} |" for names, text in rows]
-    return "\n".join([f"`{usage}`", "", "| option | |", "|---|---|", *table]) + "\n"
+    listed = [f"`{_line(names)}`\n:   {_escaped(_line(text))}\n" for names, text in rows]
+    return "\n".join([f"`{usage.removeprefix('Usage: ')}`", "", *listed])
 
 
-def _cell(text: str) -> str:
-    return re.sub(r"([|\[\]])", r"\\\1", re.sub(r"\s+", " ", text))
+def _line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _escaped(text: str) -> str:
+    """Square brackets are not links here."""
+    return re.sub(r"([\[\]])", r"\\\1", text)
 
 
 def _reference() -> str:
