@@ -24,6 +24,7 @@ from pathlib import Path
 from stainlock.certificates.bounds import Level
 from stainlock.certificates.certificate import Certificate, Progress, detectors_digest, site_of_key
 from stainlock.certificates.data_driven import clopper_pearson, theorem2
+from stainlock.certificates.decoys import find_decoys
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.storage.checks import check_public_certificate
@@ -83,8 +84,6 @@ class PublicCertificate:
 
 def weakest_decoy(target: Target, key: Key, *, progress: Progress | None = None) -> float:
     """The smallest trigger's response of some random detectors at the key's site."""
-    from stainlock.verification.reference import find_decoys
-
     site = site_of_key(target, key)
     return min(decoy.response for decoy in find_decoys(target, site, key, _DECOYS, progress))
 

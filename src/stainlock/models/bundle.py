@@ -22,6 +22,7 @@ from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference
 from stainlock.storage.files import is_model, is_state, model_digest, new_folder
+from stainlock.storage.weights import load_state, read_weights
 from stainlock.target import Target
 
 BUNDLE_VERSION = 3
@@ -107,8 +108,6 @@ class Bundle:
 
     @staticmethod
     def read(path: str | Path) -> Bundle:
-        from stainlock.storage.weights import read_weights
-
         path = Path(path)
         for name in (MANIFEST, WEIGHTS):
             if not (path / name).is_file():
@@ -144,8 +143,6 @@ class Bundle:
         not used, and the object given stays as it is. Without one, a library's model is built by its name; code that
         the bundle names is run only with ``trust_code``.
         """
-        from stainlock.storage.weights import load_state
-
         built = self._architecture(model, trust_code)
         for insertion in self.insertions:
             built = insertion.insert(built)

@@ -12,6 +12,7 @@ from scipy import special
 from torch import Tensor
 
 from stainlock.certificates import log_binomial_tail
+from stainlock.certificates.decoys import find_decoys
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
 from stainlock.network.features import layer_input, respond
@@ -23,7 +24,7 @@ from stainlock.stains.secrets import check_secrets
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 from stainlock.trigger import Progress, Trigger
-from stainlock.verification.reference import Reference, explaining, find_decoys
+from stainlock.verification.reference import Reference, explaining
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
 # A row whose responses go with the replaced row's but for this part of their spread has only rounding errors left.
