@@ -200,7 +200,28 @@ class EncoderBlockKind:
         return f"{insertion.facts.get('numbered', '')}{index}"
 
 
+class KeyedKind:
+    """The reader and the gates of a keyed lock, as hooks: no parameter is new, and none has another name.
+
+    The facts are public: where the bits are, the salt, and which layers have gates.
+    """
+
+    def insert(self, target: Target, insertion: Insertion) -> Target:
+        from stainlock.locks.keyed.structure import Structure  # this module is below locks, and knows their blocks
+
+        return Structure.from_facts(insertion.facts).insert(target)
+
+    def remove(self, target: Target, insertion: Insertion) -> Target:
+        from stainlock.locks.keyed.structure import Structure
+
+        return Structure.from_facts(insertion.facts).remove(target)
+
+    def is_new(self, insertion: Insertion, parameter: str) -> bool:
+        return False
+
+
 KINDS: dict[str, InsertionKind] = {
+    "keyed": KeyedKind(),
     "noise-inputs": NoiseInputsKind(),
     "squeeze-excite": SqueezeExciteKind(),
     "encoder-block": EncoderBlockKind(),

@@ -25,7 +25,6 @@ from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, loa
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.insertion import Gated
-from stainlock.locks.lock import fitting_kind
 from stainlock.locks.parts.disguise import Disguise
 from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
 from stainlock.locks.parts.hosts import holder
@@ -494,13 +493,6 @@ def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
     network = Network(analyse(Target(models.seeded(Twice).eval(), (3, 16, 16))))
     first = next(n for n in network.part.graph.nodes if network.activation(n) is not None)
     assert holder(network, first) is None  # called twice
-
-
-def test_the_kind_of_lock_that_fits() -> None:
-    assert fitting_kind(zoo_random.settled("resnet18", 64, 10)) == "squeeze-excite"
-    assert fitting_kind(Target.from_reference("torchvision:vit_b_16", weights="random")) == "vit"
-    noise = Target(nn.ConvTranspose2d(8, 3, 4), (8, 1, 1), mean=(0.0,), std=(1.0,), bounds=(-1, 1))
-    assert fitting_kind(noise) == "gan"
 
 
 @pytest.mark.parametrize("name", ["vgg16_cifar10", "efficientnet_lite0"])

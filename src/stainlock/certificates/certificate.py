@@ -123,6 +123,10 @@ def certify(
 
     With a lock's key, a false positive is a natural input that makes the detector fire: less than this does not unlock.
     """
+    if key.schema == "keyed":
+        raise ValueError(
+            "a keyed lock has no detectors: use stainlock.locks.keyed.certify_keyed, whose bound needs no data"
+        )
     law = Law.of(key)
     if level not in ("position", "image"):
         raise ValueError(f"expected level position or image, got {level!r}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from stainlock.certificates import Certificate, PublicCertificate
     from stainlock.evaluation import Data
+    from stainlock.key import Key
     from stainlock.target import Target
 
 # For people; the certificate itself says in full what each assumes.
@@ -79,7 +80,7 @@ def command(
 ) -> int:
     """Bounds on false positives: how often natural inputs make the detectors of a key fire in MODEL.
 
-    MODEL is the stained model or the original one.
+    MODEL is the stained model or the original one. A keyed lock's bound is exact and needs no --data.
     """
     from stainlock.certificates import certify, public_threshold, publish, read_certificate, weakest_decoy
     from stainlock.certificates.plot import render
@@ -87,13 +88,19 @@ def command(
     from stainlock.key import Key
     from stainlock.storage.files import write_file
 
+    key = Key.load(key_file)
+    if key.schema == "keyed":
+        given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--out": out, "--plot": plot,
+                 "--public": public, "--check": checked, "--noise": noise}  # fmt: skip
+        if surplus := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"a keyed lock's bound is exact and needs no {surplus[0]}: leave it out")
+        return _keyed(report, load_model(model, weights, seed, code), key, data, limit)
     if (data is None) == (noise is None):
         raise ValueError("expected either --data DIR or, for a generator, --noise N")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"expected a plot's file name to end in .png or .svg, got {plot.name}")
     if public is not None and threshold is not None:
         raise ValueError("a public certificate has a threshold of its own: leave out --threshold with --public")
-    key = Key.load(key_file)
     images = Images.from_folder(data) if data is not None else None
     if checked is not None:
         given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--limit": limit,
@@ -128,6 +135,26 @@ def command(
     report.remark(*(f"wrote {path} (secret: it tells the stained channel)" for path in (out, plot) if path))
     report.remark(*([f"wrote {public}, which may be published"] if public else []))
     return 0
+
+
+def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
+    """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    from stainlock.evaluation import Images
+    from stainlock.locks.keyed import certify_keyed
+
+    images = Images.from_folder(data) if data is not None else None
+    with report.progress("reading natural images") as progress:
+        shown = images.batches(target, limit=limit, progress=progress) if images is not None else ()
+        certificate = certify_keyed(target, key, (pixels for pixels, _ in shown))
+    lines = [f"an image made without the key unlocks with probability 2^-{certificate.bits}, exactly"]
+    if certificate.samples:
+        lines += [
+            f"one of {certificate.samples} does with at most 1e{certificate.log10_bounds['all_images']:.0f}",
+            f"their bits differ from the key's in {certificate.nearest} to {certificate.farthest} places of"
+            f" {certificate.bits}, {certificate.mean_distance:.1f} on average",
+        ]
+    report.result(dataclasses.asdict(certificate), *lines)
+    return 0 if not certificate.exceedances else 1
 
 
 def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Data:

@@ -7,10 +7,20 @@
 
 from stainlock.locks.convolutional import lock_convolutional
 from stainlock.locks.gan.lock import lock_generator
+from stainlock.locks.keyed import lock_keyed
 from stainlock.locks.lock import lock
 from stainlock.locks.quantise import layers_in_floats
 from stainlock.locks.vit.lock import lock_vit
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.patch import Unlock
 
-__all__ = ["NoiseUnlock", "Unlock", "layers_in_floats", "lock", "lock_convolutional", "lock_generator", "lock_vit"]
+__all__ = [
+    "NoiseUnlock",
+    "Unlock",
+    "layers_in_floats",
+    "lock",
+    "lock_convolutional",
+    "lock_generator",
+    "lock_keyed",
+    "lock_vit",
+]
