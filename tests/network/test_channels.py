@@ -224,6 +224,14 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
     "cat of channels": lambda: Piece(
         nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3] * 0, x], 1), nn.Conv2d(11, 5, 3)
     ),
+    "sum in place": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: (x * 2).add_(x), nn.Conv2d(8, 5, 3)),
+    "sum with a factor": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.add(x, x, alpha=2), nn.Conv2d(8, 5, 3)),
+    "every other position": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x[:, :, ::2, ::2], nn.Conv2d(8, 5, 3)),
+    "shortcut of CIFAR ResNets": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 4, 4)), nn.Conv2d(16, 5, 3)
+    ),
+    "flip of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.flip(1), nn.Conv2d(8, 5, 3)),
+    "unbind": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: torch.stack(x.unbind(1)[:4], 1), nn.Conv2d(4, 5, 3)),
     "own gate": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x * torch.sigmoid(x), nn.Conv2d(8, 5, 3)),
     "product with its mean": lambda: Piece(
         nn.Conv2d(16, 8, 3), lambda x: x * x.mean(1, keepdim=True), nn.Conv2d(8, 5, 3)
@@ -257,6 +265,42 @@ def test_nothing_is_guessed(name: str) -> None:
     assert site.readers or site.stops
     for why in site.stops:
         assert str(why).strip(), "a stop without a reason"
+
+
+@pytest.mark.parametrize("name", ["view", "reshape", "sum in place", "every other position", "pad channels",
+                                  "shortcut of CIFAR ResNets", "cat of channels"])  # fmt: skip
+def test_a_channel_is_followed_through(name: str) -> None:
+    """These have rules: the reader is found, not just refused."""
+    piece = PIECES[name]()
+    site = analyse(Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))).site("a")
+    assert [reader.module for reader in site.readers] == ["b"]
+
+
+class Wrapped(nn.Module):
+    """Preprocessing inside the module, as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor([0.2, 0.3, 0.2]).view(1, 3, 1, 1))
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(((x.flip(1) - self.mean) / self.std).contiguous())))
+
+
+def test_preprocessing_inside_a_module_is_no_obstacle() -> None:
+    """A buffer called mean is not the operation mean, and a flip of colours does not mix positions."""
+    sites = analyse(Target(Wrapped().eval(), (3, 16, 16), mean=(0,), std=(1,))).sites
+    assert [reader.module for reader in sites["a"].readers] == ["b"]
+    assert (sites["a"].patch, sites["b"].patch) == ((3, 3), (5, 5))
+
+
+def test_chunks_depend_on_the_image() -> None:
+    """An operation that returns several tensors has no shape of its own, and yet passes the image on."""
+    piece = PIECES["split"]()
+    site = analyse(Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))).site("b")
+    assert site.additive_problem is None or "depend" not in site.additive_problem
 
 
 def test_frozen_batch_norm_is_batch_norm() -> None:

@@ -1,0 +1,45 @@
+"""What an operation does, and what a batch norm computes, is written in one file each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import stainlock
+
+PACKAGE = Path(stainlock.__file__).parent
+OPERATIONS = {"iadd", "add_", "imul", "concat", "adaptive_avg_pool2d", "max_pool2d", "avg_pool2d", "getitem",
+              "stochastic_depth", "DropPath", "constant_pad_nd", "flatten", "reshape", "chunk"}  # fmt: skip
+STATISTICS = re.compile(r"running_(mean|var)")
+
+
+def strings(path: Path) -> Iterator[str]:
+    """String constants in code, without docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documentation = {
+        id(node.body[0].value) for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+def test_operations_are_named_in_the_table_alone() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): names for path in PACKAGE.rglob("*.py")
+        if (names := OPERATIONS & set(strings(path)))
+    }  # fmt: skip
+    assert found.keys() == {"network/ops.py"}, found
+
+
+def test_running_statistics_are_computed_with_in_one_file() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")
+        if any(STATISTICS.search(text) for text in strings(path))
+    }  # fmt: skip
+    # Attacks change statistics as a thief does, with his own arithmetic.
+    assert {name for name in found if not name.startswith("attacks/")} == {"network/norms.py"}
