@@ -31,7 +31,7 @@ Case = tuple[Target, Key, Signer, Commitment]
 @pytest.fixture(scope="module")
 def case() -> Case:
     """The owner's: a stained perceptron, its key, who signs, and the commitment."""
-    stained, key = stain(models.mlp(), "fc", seed=2**100 + 1)
+    stained, key = stain(models.mlp(), site="fc", seed=2**100 + 1)
     signer = Signer.new()
     return stained, key, signer, commit(stained, key, signer, statement="mine ©")
 
@@ -346,7 +346,7 @@ def test_who_forges_by_staining_again_comes_too_late(case: Case, authority: Auth
     roots = read_roots(authority.root)
     owners = stamped(commitment, authority)
     time.sleep(1.1)  # timestamps are of whole seconds
-    forged, thiefs_key = stain(stained, "first", seed=2**100 + 7)
+    forged, thiefs_key = stain(stained, site="first", seed=2**100 + 7)
     thiefs = stamped(commit(forged, thiefs_key, Signer.new(), created=BEFORE), authority)
     assert verify(forged, key).stained
     assert verify(forged, thiefs_key).stained

@@ -99,7 +99,7 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     target = models.mlp()
-    stain(target, "fc", seed=1, steps=4)[1].save(tmp_path / "k.key")
+    stain(target, site="fc", seed=1, steps=4)[1].save(tmp_path / "k.key")
     return tmp_path / "k.key"
 
 

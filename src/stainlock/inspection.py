@@ -10,7 +10,7 @@ from stainlock.locks.parts.placement import place_gates
 from stainlock.locks.parts.site_choice import lock_sites
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
-from stainlock.stains.site_choice import choose_site
+from stainlock.stains.stain import choose_site
 from stainlock.target import Target
 
 

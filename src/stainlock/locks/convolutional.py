@@ -49,7 +49,7 @@ from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.network.sites import Site
 from stainlock.plan import Plan, Write
 from stainlock.randomness import Randomness
-from stainlock.stains.levels import Levels, checked_firing_fraction
+from stainlock.stains.detector import Levels, checked_firing_fraction
 from stainlock.storage.files import model_digest
 from stainlock.target import Target
 from stainlock.trigger import Progress

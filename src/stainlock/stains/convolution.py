@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stainlock.network import norms
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write, write, write_values
-from stainlock.stains.levels import Levels, Natural
+from stainlock.stains.detector import Levels, Natural
 from stainlock.tensors import has, raw
 
 

@@ -16,6 +16,7 @@ from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector
 from stainlock.network import norms
+from stainlock.network.channels import Reader
 from stainlock.network.features import input_of, layer_input
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of
@@ -26,7 +27,6 @@ from stainlock.randomness import Randomness
 from stainlock.sphere import sample_orthant
 from stainlock.stains import message as codec
 from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients, likely_classes
-from stainlock.stains.site_choice import single_reader
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Progress
@@ -95,6 +95,14 @@ def read_weights_message(rows: Tensor, vectors: Tensor, details: dict[str, Any],
 def read_activation_message(levels: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
     """The message in the signs of the layer's pre-activations for the trigger."""
     return codec.decode(levels.double().numpy(), int(details["message_bytes"]), Randomness(seed).secret("message"))
+
+
+def single_reader(network: Network, site: Site) -> Reader | None:
+    """The one layer that reads the site's channels, if there is just one."""
+    if site.stops or len(site.readers) != 1:
+        return None
+    reader = site.readers[0]
+    return None if reader.merged or reader.module not in network.sites else reader
 
 
 def heard_channels(network: Network, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:

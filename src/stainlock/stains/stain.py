@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -10,21 +11,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stainlock.channel_cost import Choice, fold_loss, rank_channels
+from stainlock.channel_cost import Choice, fold_loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector, Key, conventions_of
 from stainlock.network.features import check_weight_is_used, layer_input, respond
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
-from stainlock.plan import Plan, Write
+from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains import schemas
-from stainlock.stains.detector import Drawn, Reading, add_to_channel, present_levels, record, replace_channel
-from stainlock.stains.levels import FIRING_FRACTION, Natural, checked_firing_fraction
+from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
+from stainlock.stains.detector import (
+    FIRING_FRACTION,
+    Drawn,
+    Levels,
+    Natural,
+    Reading,
+    checked_firing_fraction,
+    present_levels,
+    record,
+    typical_norm,
+)
 from stainlock.stains.message import places_needed
-from stainlock.stains.site_choice import choose_output_site, choose_site
+from stainlock.stains.perceptron import add_to_neuron, replace_neuron
+from stainlock.stains.transposed import add_to_tap, replace_tap
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
@@ -33,12 +45,20 @@ Schema = Literal["none", "weight", "activation", "output"]
 # A trigger this many times above plain inputs, and not far below its fellows, was worth its search; another gets a
 # second search, of several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
+# How many deviations above its mean an additive stain lifts a channel whose statistics batch norm knows.
+_OUT_OF_SPREAD = 12.0
+# Enough dimensions that a trigger stands out several times over and messages fit; more adds little.
+_GOOD_DIMENSION = 256
+# So many positions, at least, has a map whose boxes are of every class.
+_GOOD_MAP = 64
+# A trigger of at most a twelfth of the image is found in a moment and can be shown as a patch.
+_GOOD_PATCH = 1 / 12
 
 
 def stain(
     target: Target,
-    site: str | None = None,
     *,
+    site: str | None = None,
     additive: bool = False,
     schema: Schema = "none",
     message: str | None = None,
@@ -141,6 +161,98 @@ def stain(
         conventions=conventions_of(target), detectors=tuple(detectors), revert=revert, details=details,
     )  # fmt: skip
     return stained, key
+
+
+def replace_channel(
+    network: Network, site: Site, drawn: Drawn, firing_fraction: float, level: float | None
+) -> tuple[list[Write], Detector]:
+    """The non-additive stain of one channel; ``level`` is Δ, or None for a row of typical size."""
+    target, k, response = network.target, drawn.channel, drawn.trigger.response
+    assert site.activation is not None
+    # A leak would pass a resting level far below zero on: there the detector rests at zero.
+    fraction = 0.0 if site.activation.leak else firing_fraction
+    if level is None:
+        slope = abs(usable_scale(target.model, site.norm, k, DETECTOR)[0]) * typical_norm(target, site)
+        levels = Levels.from_slope(slope, response, site.activation, fraction)
+    else:
+        levels = Levels.from_trigger(level, response, site.activation, fraction)
+    if site.kind == "transposed":
+        writes = replace_tap(target.model, site, k, drawn.vector, levels)
+    elif site.kind == "linear" and site.norm is None:
+        writes = replace_neuron(target.model, site, k, drawn.vector, levels)
+    else:  # Algorithm 2 knows of batch norm, dense layers' too
+        writes = replace_kernel(target.model, site, k, drawn.vector, levels, drawn.natural)
+    return writes, record(target, site, drawn, levels.trigger, levels.rest)
+
+
+def add_to_channel(
+    network: Network, site: Site, drawn: Drawn, reading: Reading, level: float | None
+) -> tuple[list[Write], Detector]:
+    """The additive stain of one channel."""
+    target, k, response = network.target, drawn.channel, drawn.trigger.response
+    present = float(present_levels(target, site, drawn.trigger, drawn.vector, reading)[k])
+    if level is None:
+        level = _standing_out(network, site, k, present, response)
+    if site.kind == "transposed":
+        writes = add_to_tap(target.model, site, k, drawn.vector, response, present, level)
+    elif site.kind == "linear" and site.norm is None:
+        writes = add_to_neuron(target.model, site, k, drawn.vector, response, present, level)
+    else:
+        writes = add_to_kernel(target.model, site, k, drawn.vector, response, present, level)
+    return writes, record(target, site, drawn, level, None)
+
+
+def _standing_out(network: Network, site: Site, k: int, present: float, response: float) -> float:
+    """Δ of an additive stain: a typical row's worth above what the channel gives, and well out of a known spread."""
+    mean, deviation = (float(m[k]) for m in site_moments(network, site))
+    rise = abs(scale(network.target.model, site, k)) * typical_norm(network.target, site) * response
+    level = max(present, mean) + rise
+    return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
+
+
+def choose_site(network: Network, *, additive: bool, channels: int = 1) -> Site:
+    """Of the usable sites with a good dimension and a small patch, the one whose least channel is missed least.
+
+    Where no site has both, the dimension counts first, then the patch. ``channels`` is how many a message needs.
+    """
+    usable = [s for s in network.sites.values() if (s.additive_problem if additive else s.problem) is None]
+    roomy = [s for s in usable if s.channels >= channels and s.groups == 1 and s.kind != "transposed"]
+    if channels > 1:  # a message in activations; the widest layer tells the capacity when none is enough
+        usable = roomy or sorted(usable, key=lambda s: s.channels)[-1:]
+    if not usable:
+        reasons = sorted({s.problem or "" for s in network.sites.values()})
+        raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
+    wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
+    image = math.prod(network.target.input_shape[1:])
+    small = [s for s in wide if math.prod(s.patch) <= _GOOD_PATCH * image]
+    if not small:
+        least = min(math.prod(s.patch) for s in wide)
+        small = [s for s in wide if math.prod(s.patch) == least]
+    return min(small, key=lambda s: (relative_cost(network, s), s.name))
+
+
+def choose_output_site(network: Network) -> Site:
+    """For the output schema, the last site that one layer alone reads: a short way from detector to logits."""
+    usable = [s for s in network.sites.values() if s.problem is None and schemas.single_reader(network, s) is not None]
+    if not usable:
+        raise SiteError("no site of this model can carry the output schema: none is read by one layer alone")
+    wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
+    # A detector's last maps, of a few positions, serve its largest boxes alone: many classes never have such.
+    mapped = [s for s in wide if math.prod(s.grid) >= _GOOD_MAP] if network.target.normalises else []
+    return (mapped or wide)[-1]
+
+
+def _widest(sites: list[Site]) -> list[Site]:
+    most = max(s.dimension for s in sites)
+    return [s for s in sites if s.dimension == most]
+
+
+def relative_cost(network: Network, site: Site) -> float:
+    """The least channel's share of what the layer's readers are given."""
+    cost = outgoing_cost(network, site, folded=False)
+    if cost is None:
+        cost = l1_norms(network, site)
+    return float(cost.min() / cost.square().sum().sqrt().clamp(min=1e-30))
 
 
 def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, message: str | None) -> Site:

@@ -18,8 +18,7 @@ from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.stains.convolution import replace_kernel, usable_scale
-from stainlock.stains.detector import typical_norm
-from stainlock.stains.levels import LOCK_FIRING_FRACTION, Levels, Natural
+from stainlock.stains.detector import LOCK_FIRING_FRACTION, Levels, Natural, typical_norm
 from stainlock.target import Target
 from stainlock.tensors import exact, has
 from stainlock.trigger import Progress, Trigger, find_triggers

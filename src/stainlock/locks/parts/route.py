@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
+from stainlock.channel_cost import column_shares
 from stainlock.errors import SiteError
-from stainlock.locks.parts.channel_cost import column_shares
 from stainlock.network.channels import Reason, Stop
 from stainlock.network.network import Network
 from stainlock.network.norms import is_batch_norm

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from stainlock.channel_cost import fold_moments
 from stainlock.locks.parts.conduit import CLOSED_GATE, OPEN_GATE, STEP_INPUT, STEP_START, Conduit, Tap
-from stainlock.locks.parts.folding import fold_moments
 from stainlock.locks.parts.route import Wire
 from stainlock.network import norms
 from stainlock.network.blocks import Block

@@ -33,7 +33,7 @@ from stainlock.locks.vit.paper import Scaling, build_printed
 from stainlock.plan import Plan
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
-from stainlock.stains.levels import LOCK_FIRING_FRACTION, checked_firing_fraction
+from stainlock.stains.detector import LOCK_FIRING_FRACTION, checked_firing_fraction
 from stainlock.storage.files import model_digest
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Progress
