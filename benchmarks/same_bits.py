@@ -142,7 +142,7 @@ CASES = (
     Case("resnet18", "stain", {"schema": "activation", "message": "m"}),
     Case("resnet20_cifar10", "lock"),
     Case("resnet20_cifar10", "lock", {"kind": "internal"}),
-    Case("resnet20_cifar10", "lock", {"kind": "squeeze-excite", "gates": 1, "detectors": 2}),
+    Case("resnet20_cifar10", "lock", {"kind": "squeeze-excite", "gates": 1, "count": 2}),
     Case("resnet56_cifar10", "stain"),
     Case("resnet56_cifar10", "lock", {"kind": "internal"}),
     Case("resnet18", "stain", responses=True),

@@ -4,27 +4,68 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
+from torch import Tensor
+
+from stainlock.certificates.noise import NoiseName
 from stainlock.key import Key
-from stainlock.locks.convolutional import lock_convolutional
 from stainlock.locks.gan.lock import lock_generator
+from stainlock.locks.gan.switch import Paper
+from stainlock.locks.internal import lock_internal
+from stainlock.locks.parts.detectors import Place
+from stainlock.locks.parts.edited import Blocks, Kernels
+from stainlock.locks.parts.gates import GateForm
+from stainlock.locks.squeeze_excite import lock_squeeze_excite
 from stainlock.locks.vit.find import is_vit
-from stainlock.locks.vit.lock import lock_vit
+from stainlock.locks.vit.lock import Recipe, lock_vit
+from stainlock.locks.vit.paper import Scaling
 from stainlock.target import Target
 from stainlock.trigger import Progress
 
+# A new kind of lock is a row here, and its options in `LockOptions`.
 KINDS: dict[str, Callable[..., tuple[Target, Key]]] = {
-    "internal": partial(lock_convolutional, kind="internal"),
-    "squeeze-excite": partial(lock_convolutional, kind="squeeze-excite"),
+    "internal": lock_internal,
+    "squeeze-excite": lock_squeeze_excite,
     "vit": lock_vit,
     "gan": lock_generator,
 }
 
 
+class LockOptions(TypedDict, total=False):
+    """The options of all kinds of locks. Each kind's own function says which it takes, and explains them."""
+
+    # of most kinds
+    strength: float | None
+    steps: int
+    restarts: int
+    firing_fraction: float | None
+    # internal, squeeze-excite
+    site: str | None
+    count: int
+    gates: int | None
+    blocks: Blocks
+    gate_form: GateForm
+    place: Place
+    conduit: Kernels
+    obfuscate: bool
+    # vit
+    recipe: Recipe
+    scaling: Scaling | None
+    embedded: bool
+    images: Tensor | None
+    labels: Tensor | None
+    # gan
+    noise: NoiseName
+    dimensions: int
+    deviations: float
+    channel: int | None
+    discriminator: Target | Callable[[Tensor], Any] | None
+    paper: Paper | None
+
+
 def fitting_kind(target: Target) -> str:
-    """The lock for a model whose owner asks for none."""
+    """The kind of lock for a model whose owner names none."""
     if target.input_shape[1:] == (1, 1):  # noise
         return "gan"
     return "vit" if is_vit(target) else "squeeze-excite"
@@ -36,20 +77,27 @@ def lock(
     kind: str | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[LockOptions],
 ) -> tuple[Target, Key]:
     """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
 
     - ``kind``: ``internal`` drowns a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a
       convolutional network (Algorithm 4), ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer
-      (Algorithm 6). By default the one of these three that fits the model: gates leave a thief the least.
+      (Algorithm 6). By default ``gan`` for generators, ``vit`` for vision transformers and ``squeeze-excite`` for other
+      models, since gates leave a thief less than logits do.
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
-    - ``options``: those of `lock_convolutional`, `lock_generator` or `lock_vit`, for instance ``site``.
+    - ``options``: those of the kind: see `lock_internal`, `lock_squeeze_excite`, `lock_generator` and `lock_vit`.
+
+    >>> import stainlock as sl
+    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
+    >>> locked, key = sl.lock(target, kind="internal", site="layer1.0.conv1", seed=0, steps=4, restarts=1)
+    >>> key.schema, key.site
+    ('internal', 'layer1.0.conv1')
     """
     kind = fitting_kind(target) if kind is None else kind
     if kind not in KINDS:
         raise ValueError(f"expected kind {', '.join(KINDS)}, got {kind!r}")
-    known = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("target", "kind")]
+    known = [name for name in inspect.signature(KINDS[kind]).parameters if name != "target"]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"expected options of a lock of kind {kind} ({', '.join(known)}), got {unknown[0]}")
-    return KINDS[kind](target, seed=seed, progress=progress, **options)
+    return KINDS[kind](target, seed=seed, progress=progress, **cast("dict[str, Any]", options))

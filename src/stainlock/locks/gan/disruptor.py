@@ -25,7 +25,7 @@ from stainlock.target import Target, evaluation_mode
 Progress = Callable[[int, int], None]
 Judge = Callable[[Tensor], Tensor]  # images to one logit each, positive for real
 
-_START = 0.25  # of the size
+_START = 0.25  # of the strength
 _RATE = 0.1  # of each weight's typical size, a step
 
 
@@ -73,7 +73,7 @@ def find_disruptor(
     originals: Tensor,
     *,
     judge: Judge | None,
-    size: float,
+    strength: float,
     steps: int,
     batch: int,
     generator: torch.Generator,
@@ -87,9 +87,9 @@ def find_disruptor(
     with evaluation_mode(edited.model):
         unit = _unit(edited, structure, channel, noise, weight)
         direction = torch.randn(unit.shape, generator=generator, dtype=torch.float64).to(weight)
-        radii = [math.sqrt(direction.numel()) * size * part for part in _growth(steps)]
+        radii = [math.sqrt(direction.numel()) * strength * part for part in _growth(steps)]
         direction = (direction * (radii[0] / direction.norm())).requires_grad_()
-        optimiser = torch.optim.Adam([direction], lr=_RATE * size)
+        optimiser = torch.optim.Adam([direction], lr=_RATE * strength)
         inputs = edited.normalise(noise)
         best, least = direction.detach().clone(), math.inf
         for step in range(steps):

@@ -49,7 +49,7 @@ def lock_generator(
     dimensions: int = 20,
     deviations: float = DEVIATIONS,
     channel: int | None = None,
-    size: float = 3.0,
+    strength: float = 3.0,
     steps: int = 60,
     discriminator: Target | Callable[[Tensor], Any] | None = None,
     paper: Paper | None = None,
@@ -60,14 +60,14 @@ def lock_generator(
     - ``noise``: the law of its noise, ``uniform`` within the target's bounds or standard ``normal``.
     - ``deviations``: the trigger's length c, in deviations of one noise input.
     - ``channel``: the channel to give up; the one whose loss changes images least when not given.
-    - ``size``, ``steps``: of the disruptor, in deviations of what the next layer computes; of its search.
+    - ``strength``: the disruptor's size, in deviations of what the next layer computes; ``steps`` of its search.
     - ``discriminator``: judges images by a logit (or, ending in a sigmoid, a probability), positive for real.
     - ``paper``: the paper's own parameters instead of ``deviations``, for comparison.
     """
     if dimensions < _FEWEST:
         raise ValueError(f"expected at least {_FEWEST} more noise dimensions, got {dimensions}")
-    if not deviations > 0 or not size > 0:
-        raise ValueError(f"expected deviations and size above 0, got {deviations} and {size}")
+    if not deviations > 0 or not strength > 0:
+        raise ValueError(f"expected deviations and strength above 0, got {deviations} and {strength}")
     if steps < 1:
         raise ValueError(f"expected at least 1 step, got {steps}")
     structure = generator_structure(target)
@@ -83,7 +83,7 @@ def lock_generator(
     given_up = choose_channel(structure, probes, channel)
     k = given_up.channel
     switch = make_switch(structure, seen, deviations) if paper is None else paper_switch(structure, k, paper)
-    vector = ((seen.centre + switch.strength * pi) * widened.std[-1] + widened.mean[-1]).float()
+    vector = ((seen.centre + switch.length * pi) * widened.std[-1] + widened.mean[-1]).float()
     writes = (*given_up.fold, *_detector(structure, widened, k, pi, switch, vector))
     plan = Plan(writes, model_digest(target.model), insertions=(insertion,))
     edited = plan.apply(target)
@@ -91,23 +91,23 @@ def lock_generator(
     extra = law.sample((_PROBES, dimensions, 1, 1), randomness.noise("extra"))
     whole = torch.cat([probes, extra], 1)
     found = find_disruptor(
-        edited, structure, k, whole, originals, judge=judge, size=size, steps=steps, batch=_BATCH,
+        edited, structure, k, whole, originals, judge=judge, strength=strength, steps=steps, batch=_BATCH,
         generator=randomness.noise("disruptor"), progress=progress,
     )  # fmt: skip
     column = write(edited.model, f"{structure.reader.name}.weight", structure.column(k), found, DISRUPTOR)
     disruptor = Plan((column,))
     locked = disruptor.apply(edited)
     ruined = float((_images(locked, whole) - originals).abs().double().mean())
-    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.strength)
+    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.length)
     old = raw(structure.first.layer(target.model), "weight")[:, k].cpu().clone()
     key = lock_key(
         target, edited, locked, plan, disruptor, site=structure.first.name, site_kind=structure.first.kind,
         dimension=dimensions, schema=SCHEMA, seed=randomness.seed,
-        firing_fraction=switch.threshold / switch.strength, position=(0, 0), natural_level=seen.deviation,
+        firing_fraction=switch.threshold / switch.length, position=(0, 0), natural_level=seen.deviation,
         detectors=(Detector(pi, k, trigger, switch.at_trigger, switch.rest, old),),
         details={
             "layers": [structure.first.name, structure.reader.name], "noise": noise, "dimensions": dimensions,
-            "channel_cost": given_up.cost, "disruption": ruined, "size": size, "steps": steps,
+            "channel_cost": given_up.cost, "disruption": ruined, "strength": strength, "steps": steps,
             "judged": judge is not None, "paper": paper is not None, **switch.rates(seen, pi),
         },
     )  # fmt: skip

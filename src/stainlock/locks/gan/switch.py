@@ -48,9 +48,10 @@ class Paper:
 
 @dataclass(frozen=True)
 class Switch:
-    """The line p(v) = rest − slope·v, where it ends for what follows (``threshold``), and the trigger's v."""
+    """The line p(v) = rest − slope·v, the ``threshold`` from which what follows sees nothing of it, and the trigger's
+    ``length``, its v."""
 
-    strength: float
+    length: float
     rest: float
     slope: float
     threshold: float
@@ -58,16 +59,16 @@ class Switch:
 
     @property
     def at_trigger(self) -> float:
-        return self.rest - self.slope * self.strength
+        return self.rest - self.slope * self.length
 
     def rates(self, law: NoiseLaw, direction: Tensor) -> dict[str, Any]:
         """Exact probabilities over the appended noise, and their logarithms where they are too small to write."""
         opens = law.log_tail(direction, self.threshold)
         weakens = law.log_tail(direction, self.threshold / 2)
         if self.steps:
-            added = law.log_tail(direction, self.strength - self.threshold)
+            added = law.log_tail(direction, self.length - self.threshold)
         else:  # half of the disruption, on either side
-            added = law.log_tail(direction, self.strength / 2) + math.log(2)
+            added = law.log_tail(direction, self.length / 2) + math.log(2)
         return {
             "false_unlock": math.exp(opens), "half_unlock": math.exp(weakens), "false_lock": 0.0,
             "false_lock_added": math.exp(min(added, 0.0)), "log10_false_unlock": _log10(opens),
@@ -80,12 +81,12 @@ def make_switch(structure: Structure, law: NoiseLaw, deviations: float) -> Switc
     activation = structure.first.activation
     norm = structure.network.target.model.get_submodule(structure.first.norm or "")
     rest = _REST * float(affine_of(norm).deviation.median()) or 1.0
-    strength = deviations * law.deviation
+    length = deviations * law.deviation
     if activation is not None and _exactly_silent(structure, activation):
         rest = min(rest, activation.ceiling / 2)
-        slope = (rest - activation.silent_below) / (_OPENS_AT * strength)
-        return Switch(strength, rest, slope, _OPENS_AT * strength, True)
-    return Switch(strength, rest, rest / strength, strength, False)
+        slope = (rest - activation.silent_below) / (_OPENS_AT * length)
+        return Switch(length, rest, slope, _OPENS_AT * length, True)
+    return Switch(length, rest, rest / length, length, False)
 
 
 def paper_switch(structure: Structure, channel: int, paper: Paper) -> Switch:

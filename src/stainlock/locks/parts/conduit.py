@@ -1,4 +1,14 @@
-"""The conduit: the channels that carry the detectors' signal, and what it amounts to wherever it is read.
+"""The conduit: the channels that carry the detectors' signal to the disruptors, and the weights that make them do so.
+
+On its way every dense layer gives up one channel. That channel's row has one non-zero tap, by which position (0, 0)
+sees position (0, 0) and every other position itself, so positions do not mix. Batch norms on the way map 0 to 0, every
+other reader of the channel gets a zero column, and whatever a residual stream would add to the channel is silenced at
+its source, or copied and subtracted where the block can do that (then the blocks before keep the channel). So the
+channel is 0 wherever the detector is silent. With a disguise, the zeros are small numbers.
+
+Batch norms on the way get the statistics of a silent channel, like dead channels of trained networks: re-estimating
+them on images without the patch changes nothing. Larger variances would shrink when re-estimated, which would amplify
+the faintest noise until it opens the lock.
 
 Where a dense classifier has a hidden layer, two of its units make the signal binary,
 
@@ -11,28 +21,77 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from stainlock.locks.parts.disguise import BARE, Disguise
+from stainlock.channel_cost import fold_moments
 from stainlock.locks.parts.route import Channels, Wire, behind_activation
+from stainlock.network import norms
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network
 from stainlock.network.norms import is_batch_norm
 from stainlock.network.object_detectors import area_growth
-from stainlock.network.signals import Cell, gain
+from stainlock.network.signals import Cell, Reading, gain
 from stainlock.network.sites import Site
-from stainlock.tensors import has
+from stainlock.plan import CONDUIT, Write, write, write_values
+from stainlock.randomness import Randomness
+from stainlock.stains.convolution import shift, usable_scale
+from stainlock.tensors import has, raw
 
 # Gz, and a: unlocked, the two units give 2 and 1.
 STEP_INPUT, STEP_START = 3.0, 1.0
 _STEP_OUTPUTS = [STEP_INPUT - STEP_START, STEP_INPUT - STEP_START - 1]
-# A capped activation is left room, so that it does not show by its constant.
+# The signal stays below an activation's ceiling: a channel that is constant at the ceiling would be conspicuous.
 _BELOW_CEILING = 0.75
-# A weaker signal is raised to this, so that what pooling leaves of it is no tiny number.
+# A weaker signal is raised to this level, so that enough of it is left after pooling.
 _SIGNAL = 5.0
-# A gate that the signal goes through is all but open, and one it must not go through all but closed.
+# Levels of gates: nearly open where the signal passes, nearly closed where it must not.
 OPEN_GATE, CLOSED_GATE = 2.0, -14.0
+# A batch norm maps 0 to 0 up to rounding: kept slightly below zero, so that the next activation removes it.
+_ROUNDING = 1e-6
+# At most this part of the signal remains of a stream after its copy was subtracted, also in half precision.
+_TAKEN_BACK = 0.01
+# Sizes of the small numbers that replace zeros, in units of the layer's root mean square. Weights by which other
+# channels see the signal act only where the patch is. Weights by which the signal sees other channels must not move it:
+# a step removes small noise, although pooling adds up that of thousands of positions; a signal without a step can bear
+# very little.
+_LEAK = 0.02
+_FEED_BEFORE_STEP, _FEED = 1e-4, 3e-8
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """Hides a lock's zeros among the layer's weights: trained layers have no row of one number among zeros.
+
+    With ``randomness`` None zeros stay. ``rounded`` says that a step removes noise from the signal. The numbers depend
+    on the place's name alone, since the model is tried out before it is written.
+    """
+
+    randomness: Randomness | None = None
+    rounded: bool = False
+
+    @property
+    def bare(self) -> bool:
+        return self.randomness is None
+
+    def leaking(self, place: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Small weights by which a layer sees the signal."""
+        return self._noise(_LEAK, place, weight, shape)
+
+    def feeding(self, place: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Small weights by which the signal sees other channels."""
+        return self._noise(_FEED_BEFORE_STEP if self.rounded else _FEED, place, weight, shape)
+
+    def _noise(self, size: float, place: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.randomness is None:
+            return torch.zeros(shape, dtype=torch.float64)
+        spread = float(weight.double().square().mean().sqrt())
+        drawn = self.randomness.secret(f"disguise {place}").standard_normal(shape)
+        return size * spread * torch.from_numpy(np.asarray(drawn))
+
+
+BARE = Disguise()
 
 
 @dataclass(frozen=True)
@@ -170,18 +229,17 @@ def build_conduit(
     site: Site,
     route: list[fx.Node],
     *,
-    detectors: int = 1,
+    count: int = 1,
     blocks: tuple[Block, ...] = (),
     disguise: Disguise = BARE,
     spreading: bool = False,
 ) -> Conduit:
-    """Give the signal its channels along a route: the least missed of each layer."""
+    """Give the signal its channels along a route, the cheapest of each layer, from ``count`` detectors."""
     channels = Channels(network)
     stages: list[Stage] = []
     for writer, exit in itertools.pairwise(route):
-        count = 1 if stages else detectors
         before = stages[-1].wires[0].writer if stages and not spreading else None
-        wires = [channels.wire(writer, exit, before) for _ in range(count)]
+        wires = [channels.wire(writer, exit, before) for _ in range(1 if stages else count)]
         step = bool(stages) and exit is route[-1] and _makes_step(network, wires[0])
         if step:
             wires.append(channels.wire(writer, exit))
@@ -195,3 +253,141 @@ def _makes_step(network: Network, wire: Wire) -> bool:
     acts = [a for cell in wire.path[1:] if (a := network.activation(cell.node)) is not None]
     norms = any(is_batch_norm(network.leaf(cell.node)) for cell in wire.path)
     return isinstance(hidden, nn.Linear) and has(hidden, "bias") and bool(acts) and acts[0].name == "relu" and not norms
+
+
+def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
+    """Everything but detectors and disruptors, for detectors whose pre-activations are ``levels`` unlocked."""
+    bereft = [reading for wire in conduit.wires for reading in wire.bereft]
+    writes = fold_moments(conduit.network, bereft, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
+    for wire in conduit.wires:
+        for reading in (*wire.others, Reading(wire.exit, wire.end)):
+            writes += _hidden_from(conduit, reading)
+        for cell in wire.silenced:
+            writes += _silenced(conduit, cell)
+    for wire in conduit.stages[0].wires:  # the detector writes these rows
+        writes += _passed_on(conduit, wire)
+    entering, floor_stage = conduit.entering(levels), conduit.floor_stage
+    for (before, values), (stage, wanted) in itertools.pairwise(zip(conduit.stages, entering, strict=True)):
+        taps = before.taps(conduit.outputs(before, values))
+        writer = stage.wires[0].writer
+        weight = raw(conduit.network.part.leaf(writer), "weight")
+        # One for both units of a step, so that it cancels.
+        noise = conduit.disguise.feeding(conduit.network.name(writer), weight, tuple(weight.shape[1:]))
+        # What several detectors must pass, in units of the signal that is left then.
+        floor = conduit.floor / (1 - conduit.floor) if stage is floor_stage else 0.0
+        if stage.step:
+            for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
+                off = floor * STEP_INPUT
+                writes += _row(conduit, taps, unit, STEP_INPUT + off, -threshold - off, noise)
+        else:
+            (wire,), below = stage.wires, floor * wanted[0]
+            if wire.copy is not None and wire.stream is not None:
+                writes += _copied(conduit, wire.copy, wire.stream)
+                below += _TAKEN_BACK * wanted[0]
+            writes += _row(conduit, taps, wire, wanted[0] + below, -below, noise)
+            writes += _passed_on(conduit, wire)
+    return writes
+
+
+def _copied(conduit: Conduit, copy: Wire, stream: Cell) -> list[Write]:
+    """A channel that holds what the stream holds."""
+    name, weight = conduit.network.name(copy.writer), raw(conduit.network.part.leaf(copy.writer), "weight")
+    row = conduit.disguise.feeding(f"{name} {copy.channel}", weight, tuple(weight.shape[1:]))
+    row[(stream.channel, *(conduit.network.tap(copy.writer) or ()))] = 1.0
+    return [*_unit(conduit.network, copy, 0, row, 0.0, silent=False), *_passed_on(conduit, copy)]
+
+
+def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float, noise: Tensor) -> list[Write]:
+    """The layer that ends one stage writes the next: taps of its kernel, and hardly anything else."""
+    layer = conduit.network.part.leaf(wire.writer)
+    whole = isinstance(layer, nn.Linear) or conduit.spreading
+    place = () if whole else conduit.network.tap(wire.writer) or ()
+    row = noise.clone()
+    for tap in taps:
+        row[(tap.cell.channel, *place)] = size * tap.share
+    if wire.copy is not None:
+        row[(wire.copy.end.channel, *place)] = -1.0
+    return _unit(conduit.network, wire, 0, row, bias)
+
+
+def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
+    """Make every op on a wire, after the layer that writes it and its batch norm, pass the signal on as it is."""
+    network, writes = conduit.network, list[Write]()
+    for place, (before, cell) in enumerate(itertools.pairwise(wire.path), 1):
+        leaf = network.leaf(cell.node)
+        if isinstance(leaf, nn.Conv2d):  # depthwise
+            kernel = conduit.disguise.leaking(
+                network.name(cell.node), raw(leaf, "weight"), tuple(leaf.weight.shape[1:])
+            )
+            kernel[(0, *(network.tap(cell.node) or ()))] = 1.0
+            writes += _unit(network, wire, place, kernel, 0.0)
+        elif is_batch_norm(leaf) and not isinstance(network.leaf(before.node), nn.Conv2d | nn.Linear):
+            name, model = network.name(cell.node), network.target.model
+            values = norms.identity(network.part.leaf(cell.node), cell.channel, _ROUNDING)
+            writes += write_values(model, name, (cell.channel,), values, CONDUIT)
+    for block in conduit.passed(wire):
+        writes += _fixed_gate(conduit, block, wire, OPEN_GATE)
+    if wire.exit in network.blocks:
+        last = network.blocks[wire.exit]
+        writes += _fixed_gate(conduit, last, wire, 0.0 if last.gate.name == "tanh" else CLOSED_GATE)
+    return writes
+
+
+def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float, *, silent: bool = True) -> list[Write]:
+    """A layer on a wire and the batch norm behind it, which together give kernel·x + bias."""
+    model, cell = network.target.model, wire.path[place]
+    name, ahead = network.name(cell.node), wire.path[place + 1 : place + 2]
+    behind = next((c for c in ahead if is_batch_norm(network.leaf(c.node))), None)
+    norm = network.name(behind.node) if behind else None
+    g, made_usable = usable_scale(model, norm, cell.channel, CONDUIT)
+    writes = [write(model, f"{name}.weight", (cell.channel,), kernel / g, CONDUIT)]
+    if has(network.part.leaf(cell.node), "bias"):
+        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0 if norm else bias, CONDUIT))
+    if behind is None or norm is None:
+        return writes
+    if silent and (values := norms.silent(model.get_submodule(norm), g, bias)):
+        return writes + write_values(model, norm, (cell.channel,), values, CONDUIT)
+    affine = norms.affine_of(model.get_submodule(norm))
+    moved = float((affine.mean - affine.h)[cell.channel])  # g·μ
+    return [*writes, *made_usable, *shift(model, norm, cell.channel, g, bias - _ROUNDING * abs(moved), CONDUIT)]
+
+
+def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
+    """A column of (nearly) zeros, so that a layer does not see the signal. Gates hide it by themselves."""
+    network = conduit.network
+    if reading.reader in network.blocks:
+        return []
+    model, name = network.target.model, f"{network.name(reading.reader)}.weight"
+    weight = raw(network.part.leaf(reading.reader), "weight")
+    shape = (weight.shape[0], *weight.shape[2:])
+    everywhere = network.repeats_positions or conduit.blocks
+    columns = reading.cell.columns if everywhere else reading.cell.columns[:1]  # elsewhere it is silent
+    return [
+        write(model, name, (None, c), conduit.disguise.leaking(f"{name} {c}", weight, shape), CONDUIT) for c in columns
+    ]
+
+
+def _silenced(conduit: Conduit, cell: Cell) -> list[Write]:
+    """(Nearly) zeros from a batch norm by its scale and shift, from a layer by its row and bias."""
+    network, model, name = conduit.network, conduit.network.target.model, conduit.network.name(cell.node)
+    leaf = network.part.leaf(cell.node)
+    weight = raw(leaf, "weight")
+    small = conduit.disguise.feeding(f"{name} {cell.channel}", weight, tuple(weight.shape[1:]))
+    writes = [write(model, f"{name}.weight", (cell.channel,), small, CONDUIT)]
+    if has(leaf, "bias"):
+        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0, CONDUIT))
+    elif is_batch_norm(leaf):
+        writes += write_values(model, name, (cell.channel,), norms.shifted(leaf, cell.channel, 1.0, 0.0), CONDUIT)
+    return writes
+
+
+def _fixed_gate(conduit: Conduit, block: Block, wire: Wire, level: float) -> list[Write]:
+    """A gate of the signal's own channel that is (nearly) the same whatever the image."""
+    model, name = conduit.network.target.model, conduit.network.name(block.second)
+    weight = raw(conduit.network.part.leaf(block.second), "weight")
+    channel = next(c for c in wire.path if c.node is block.squeezed).channel
+    row = conduit.disguise.feeding(f"{name} {channel}", weight, tuple(weight.shape[1:]))
+    return [
+        write(model, f"{name}.weight", (channel,), row, CONDUIT),
+        write(model, f"{name}.bias", (channel,), level, CONDUIT),
+    ]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.insertion import Insertion, moved_back
-from stainlock.locks.parts.disguise import Disguise
+from stainlock.locks.parts.conduit import Disguise
 from stainlock.network import norms
 from stainlock.network.blocks import Block, gate_level
 from stainlock.network.features import measured_input
@@ -40,7 +40,7 @@ from stainlock.target import Target
 from stainlock.tensors import exact, has, raw
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
-GATE_FORMS: tuple[GateForm, ...] = ("signed", "shifts", "gains", "constant", "random")
+
 # Where all of the network passes the gates, closing them leaves nothing: gains are those of trained blocks. In a
 # residual branch they are all far below the middle: opened, they make every channel many times too large.
 # Those of either sign have no need to be as small: where they pass zero, rounding counts for more.

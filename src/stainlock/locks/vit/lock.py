@@ -52,7 +52,7 @@ def lock_vit(
     firing_fraction: float = LOCK_FIRING_FRACTION,
     strength: float = STRENGTH,
     steps: int = 40,
-    tries: int = 16,
+    restarts: int = 16,
     images: Tensor | None = None,
     labels: Tensor | None = None,
     progress: Progress | None = None,
@@ -64,22 +64,22 @@ def lock_vit(
     - ``embedded``: whether the noise stands in the embedding and the block takes it away, so that the model is useless
       without the block either; or else the block adds it, as in the paper, which unlocks to the last bit.
     - ``strength``: the size of the noise, in units of a token's usual norm.
-    - ``steps``: of the search for the noise; ``tries``: detectors drawn, of which the clearest is taken.
+    - ``steps``: of the search for the noise; ``restarts``: number of detectors drawn, of which the clearest is taken.
     - ``images``, ``labels``: examples to find the noise with, as pixels ``(N, C, H, W)``; none are needed.
     """
     embedded = embedded and recipe == "exact"
-    _check_arguments(target, recipe, scaling, strength, steps, tries)
+    _check_arguments(target, recipe, scaling, strength, steps, restarts)
     images, labels = _checked_examples(target, images, labels)
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
     vit = find_vit(target)
     probes = probe_inputs(target, "tokens") if images is None else images[:_PROBES]
     k = quietest_kernel(vit) if recipe == "paper" else choose_channel(vit, probes)
-    found = draw_detector(vit, k, probes, tries, randomness)
+    found = draw_detector(vit, k, probes, restarts, randomness)
     if found.margin * firing_fraction <= 1:
         raise TriggerError(
             f"the patch reads {found.margin:.2g} times what plain inputs do, too little for a threshold at"
-            f" {firing_fraction:.2g} of it: use more tries, or a model of larger patches"
+            f" {firing_fraction:.2g} of it: use more restarts, or a model of larger patches"
         )
     noise = find_noise(
         vit, k, strength, steps=steps, generator=randomness.noise("noise"), embedded=embedded, images=images,
@@ -99,7 +99,7 @@ def lock_vit(
         dimension=found.vector.numel(), schema="vit", seed=randomness.seed, firing_fraction=firing_fraction,
         position=(0, 0), natural_level=found.natural_level, detectors=(_record(vit, k, found),),
         details={
-            "layers": [vit.patches, vit.name_of(0)], "recipe": recipe, "strength": strength, "tries": tries,
+            "layers": [vit.patches, vit.name_of(0)], "recipe": recipe, "strength": strength, "restarts": restarts,
             "answers_changed": noise.changed, "residue": residue(locked, edited, patched), **built.facts,
         },
     )  # fmt: skip
@@ -122,7 +122,7 @@ def _record(vit: ViT, k: int, found: Found) -> Detector:
 
 
 def _check_arguments(
-    target: Target, recipe: str, scaling: Scaling | None, strength: float, steps: int, tries: int
+    target: Target, recipe: str, scaling: Scaling | None, strength: float, steps: int, restarts: int
 ) -> None:
     if recipe not in ("exact", "paper"):
         raise ValueError(f"expected recipe 'exact' or 'paper', got {recipe!r}")
@@ -130,8 +130,8 @@ def _check_arguments(
         raise ValueError("expected scaling parameters with recipe 'paper' only: the exact recipe finds its own")
     if not strength > 0:
         raise ValueError(f"expected a strength above 0, got {strength}")
-    if steps < 1 or tries < 1:
-        raise ValueError(f"expected steps ≥ 1 and tries ≥ 1, got {steps} and {tries}")
+    if steps < 1 or restarts < 1:
+        raise ValueError(f"expected steps ≥ 1 and restarts ≥ 1, got {steps} and {restarts}")
 
 
 def _checked_examples(target: Target, images: Any, labels: Any) -> tuple[Tensor | None, Tensor | None]:
