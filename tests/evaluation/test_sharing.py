@@ -213,7 +213,7 @@ def test_of_a_part_the_parts_outputs(runs: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["internal", "squeeze-excite"])
 def test_locked_and_edited_models_share_what_is_before_the_disruptor(kind: str, runs: list[str]) -> None:
     target = models.real("resnet20_cifar10")
-    locked, key = lock(target, kind=kind, seed=0, steps=20, tries=2)  # type: ignore[arg-type]
+    locked, key = lock(target, kind=kind, seed=0, steps=20, restarts=2)  # type: ignore[arg-type]
     edited = key.edited(locked)
     pixels = models.pixels("resnet20_cifar10", BATCH * BATCHES)
     assert_shared_exactly(edited, [locked], pixels)

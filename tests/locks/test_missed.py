@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stainlock import Plan, Target
 from stainlock.channel_cost import column_shares, fold_moments
-from stainlock.locks.parts.disguise import Disguise
+from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.gates import half_open, neutral_writes, new_block
 from stainlock.network.features import input_of
 from stainlock.network.moments import remembered

@@ -25,10 +25,9 @@ from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.insertion import Gated
 from stainlock.locks.lock import fitting_kind
-from stainlock.locks.parts.disguise import Disguise
+from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
-from stainlock.locks.parts.hosts import holder
-from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL
+from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL, holder
 from stainlock.network.blocks import find_blocks
 from stainlock.network.network import Network, analyse
 from stainlock.plan import diff
@@ -44,9 +43,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "new, the paper's": ("resnet20_cifar10", {"gate_form": "random"}),
     "new, without batch norm": ("vgg16_cifar10", {"site": "features.2"}),
     "new, shifted": ("efficientnet_lite0", {"gates": 2, "blocks": "inserted"}),
-    "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
+    "several": ("resnet20_cifar10", {"gates": 3, "count": 2}),
     "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
-    "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "detectors": 2}),
+    "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "count": 2}),
     "new, shared": ("resnet18", {"gates": 2}),
     "own, hard": ("mobilenet_v3_small", {}),
     "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
@@ -144,7 +143,7 @@ def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
 def test_more_detectors_than_a_site_can_tell_apart_are_refused() -> None:
     base = models.real("efficientnet_lite0")
     with pytest.raises(TriggerError, match=r"a patch for some of the 3 detectors at blocks.2.1.conv_pw would reach"):
-        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", detectors=3, seed=0, steps=20)
+        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", count=3, seed=0, steps=20)
 
 
 def test_certificates_of_several_detectors_say_when_the_lock_opens() -> None:
@@ -285,7 +284,7 @@ def test_no_norm_tells_of_shifts() -> None:
     left = {}
     for form in ("gains", "shifts"):
         target, key = lock(
-            base, kind="squeeze-excite", gates=1, blocks="inserted", gate_form=form, seed=0, steps=20, tries=2
+            base, kind="squeeze-excite", gates=1, blocks="inserted", gate_form=form, seed=0, steps=20, restarts=2
         )
         stolen, left[form] = without_blocks(target, key), 0.0
         (at,) = key.details["inserted"]
@@ -304,7 +303,7 @@ def test_shifts_cost_the_owner_nothing() -> None:
     shifted = locked("new, shifted")
     name, options = CASES["new, shifted"]
     target, key = lock(
-        models.real(name), kind="squeeze-excite", seed=0, steps=10, tries=1, gate_form="gains", **options
+        models.real(name), kind="squeeze-excite", seed=0, steps=10, restarts=1, gate_form="gains", **options
     )
     inputs = shifted.base.normalise(shifted.images[:6])
     assert distance(run(shifted.edited, inputs), run(key.edited(target), inputs)) <= 1e-3
@@ -312,7 +311,7 @@ def test_shifts_cost_the_owner_nothing() -> None:
 
 def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
     base = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
-    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, tries=2)
+    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, restarts=2)
     save_bundle(target, tmp_path / "locked")
     key.save(tmp_path / "key")
     images = synthetic_inputs(base, 2, torch.Generator().manual_seed(0))
@@ -371,7 +370,7 @@ def test_a_residual_networks_own_blocks_can_be_locked() -> None:
         torch.default_generator.manual_seed(0)
         model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
     base = Target(models.settle(model).eval(), (3, 64, 64))
-    target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, tries=4)
+    target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, restarts=4)
     assert not target.insertions
     images = synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
     edited, unlocked, plain = key.edited(target), key.unlock(images), base.normalise(images)
@@ -413,7 +412,7 @@ def test_too_many_gates_are_refused() -> None:
 def test_several_gates_stand_where_nothing_gets_past_them() -> None:
     """All that a ResNet's stage passes on is read by two layers of one block, which share a gate."""
     base = zoo_random.settled("resnet18", 64, 10)
-    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, tries=2)
+    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, restarts=2)
     assert key.details["inserted"] == ["layer2.0", "layer4.0"]
     network = analyse(base)
     for at in key.details["inserted"]:
@@ -425,7 +424,7 @@ def test_gates_are_no_more_than_it_takes() -> None:
     """The first places that cut the network, until enough channels have a secret: a short way is missed least."""
     for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
                         "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
-        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, tries=2)
+        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, restarts=2)
         assert key.details["inserted"] == list(gates)
         assert len(gates) >= LEAST_CUTS
         assert sum(gates.values()) >= SECRETS
