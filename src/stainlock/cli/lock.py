@@ -67,14 +67,16 @@ def _convolutional_options(verb: Any) -> Any:
     return verb
 
 
+# Spellings of version 0.1 that are still understood.
+_OLD_SPELLINGS = {"--detectors": "--count", "--tries": "--restarts", "--scale": "--strength"}
+
+
 class _RenamedOptions(click.Command):
-    """Still understands the spellings of version 0.1."""
-
-    old = {"--detectors": "--count", "--tries": "--restarts", "--scale": "--strength"}
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         pairs = (argument.partition("=") for argument in args)
-        return super().parse_args(ctx, [self.old.get(name, name) + equals + value for name, equals, value in pairs])
+        return super().parse_args(
+            ctx, [_OLD_SPELLINGS.get(name, name) + equals + value for name, equals, value in pairs]
+        )
 
 
 @click.command("lock", cls=_RenamedOptions)

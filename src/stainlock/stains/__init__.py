@@ -1,8 +1,8 @@
 """Stains: secret detector neurons.
 
-`stain` chooses the place and puts a detector there: `perceptron` is Algorithm 1, `convolution` Algorithm 2,
-`transposed` the paper's variant for transposed convolutions. `detector` and `levels` are what they share, `schemas` and
-`message` what a stain can say, `object_detectors` the same in boxes. `site_choice` and `suitability` rank places.
+`stain` chooses the site, draws detectors and finds their triggers. `perceptron` is Algorithm 1, `convolution` Algorithm
+2, `transposed` the paper's variant for transposed convolutions; they share `detector`. `schemas` and `message` are what
+a stain can say, `object_detectors` the same in boxes. `suitability` ranks sites by data.
 """
 
 from stainlock.stains.stain import stain

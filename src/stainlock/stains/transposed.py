@@ -18,7 +18,7 @@ from stainlock.tensors import exact
 
 
 def replace_tap(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:
-    """The non-additive stain: one tap of the kernel becomes the detector, the others nothing."""
+    """The non-additive stain: one tap of the kernel becomes the detector, the others zero."""
     g, writes = usable_scale(model, site.norm, k, DETECTOR)
     weight = exact(site.layer(model), "weight")
     kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=torch.float64)

@@ -5,15 +5,15 @@ sees of it. The channel's pre-activation is a falling line,
 
     p(v) = A − b v,   the trigger is a = m + cπ, where v = c.
 
-Noise has v near 0, so that p is near A. At the trigger what follows must be nothing:
+Noise has v near 0, so that p is near A. At the trigger nothing may be left behind the activation:
 
 - behind an activation that is exactly 0 below a level ℓ (ReLU: 0), the line passes ℓ at θ = ρc, and p(c) is far below;
 - elsewhere (no activation, LeakyReLU, GELU, tanh), p(c) = 0: the line's zero is at θ = c. As v is the same number
   whenever the trigger is there, the channel is 0 whatever the rest of the noise, up to rounding.
 
 Noise opens the lock if v ≥ θ, and takes half of the disruption away if v ≥ θ/2. Both are tails of a known law, hence
-exact (`certify.noise`). With the trigger in place v = c always: it never fails. Added to noise instead of put in its
-place it would, at the rate `false_lock_added`.
+exact (`stainlock.certificates.noise`). With the trigger in place v = c always, and it never fails. Added to noise
+instead of replacing it, it would fail at the rate `false_lock_added`.
 
 The paper has c = 1, its kernel Δπ, p(v) = (s − β)(Δv − μ − ξ)/(Δ − μ) + β: one noise vector in three opens it.
 """

@@ -96,7 +96,7 @@ BARE = Disguise()
 
 @dataclass(frozen=True)
 class Tap:
-    """A channel that some layer reads, and what to multiply it by: the sum over taps is 1 unlocked, 0 locked."""
+    """A channel that a layer reads, and its factor ``share``: the sum over taps is 1 unlocked, 0 locked."""
 
     cell: Cell
     share: float
@@ -104,13 +104,13 @@ class Tap:
 
 @dataclass(frozen=True)
 class Stage:
-    """Wires side by side with one exit. A ``step`` is two units whose difference is the signal."""
+    """Parallel wires with one exit. A ``step`` is two units whose difference is the signal."""
 
     wires: tuple[Wire, ...]
     step: bool = False
 
     def taps(self, outputs: list[float]) -> list[Tap]:
-        """How the next layer must weigh what the wires carry."""
+        """The taps by which the next layer reads the wires, from their outputs when unlocked."""
         if self.step:
             return [Tap(wire.end, sign) for wire, sign in zip(self.wires, (1.0, -1.0), strict=True)]
         count = len(self.wires)
@@ -119,11 +119,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Conduit:
-    """Stages from the site to the last layer or gate that needs the signal, with every block it is meant for.
+    """Stages from the site to the last layer or gate that reads the signal, and every block that reads it.
 
     ``spreading`` kernels are the paper's: all ones instead of one tap, which amplifies and mixes positions. Levels are
-    the detectors' pre-activations Δ when unlocked. A ``floor`` that some of several detectors don't reach is taken off
-    the signal z, by the first layer on the way that can: (z − floor)/(1 − floor).
+    the detectors' pre-activations Δ when unlocked. A ``floor``, which only some of several detectors don't reach, is
+    subtracted from the signal z by the first layer on the way that can: (z − floor)/(1 − floor).
     """
 
     network: Network
@@ -144,7 +144,7 @@ class Conduit:
 
     @property
     def wires(self) -> list[Wire]:
-        """Every channel that was given up, copies of a residual stream among them."""
+        """Every channel that was given up, including copies of residual streams."""
         return [own for stage in self.stages for wire in stage.wires for own in (wire, wire.copy) if own is not None]
 
     @property
@@ -176,13 +176,13 @@ class Conduit:
         return [self._carried(wire, value) for wire, value in zip(stage.wires, entering, strict=True)]
 
     def taps(self, levels: Sequence[float]) -> list[Tap]:
-        """By what the logits layer reads the signal."""
+        """The taps by which the logits layer reads the signal."""
         return self.stages[-1].taps(self.outputs(self.stages[-1], self.entering(levels)[-1]))
 
     def taps_of(self, block: Block, levels: Sequence[float]) -> list[Tap]:
-        """By what a block's first layer reads the signal: its map is on a wire, pooled.
+        """The taps by which a block's first layer reads the pooled signal.
 
-        A detector is given images of many sizes; the largest map leaves least of the signal, and must leave enough.
+        Object detectors get images of many sizes; pooling over the largest map must leave enough of the signal.
         """
         area = self.network.area(block.squeezed) * area_growth(self.network.target)
         for stage, entering in zip(self.stages, self.entering(levels), strict=True):
@@ -197,13 +197,13 @@ class Conduit:
 
     @property
     def floor_stage(self) -> Stage | None:
-        """The stage that takes the floor off."""
+        """The stage that subtracts the floor."""
         paths = ((stage, [cell.node for cell in stage.wires[0].path]) for stage in self.stages[1:])
         return next((stage for stage, path in paths if behind_activation(self.network, path) is not None), None)
 
     @property
     def cells(self) -> list[Cell]:
-        """Every channel that carries the signal, or a copy of what is taken back from it."""
+        """Every channel that carries the signal or a copied stream."""
         return [cell for wire in self.wires for cell in wire.path]
 
     def passed(self, wire: Wire) -> list[Block]:
@@ -211,7 +211,7 @@ class Conduit:
         return [block for cell in wire.path if (block := self.network.blocks.get(cell.node)) is not None]
 
     def _carried(self, wire: Wire, value: float, until: Cell | None = None) -> float:
-        """What activations, pooling and gates leave of a pre-activation at the end of a wire, or on its way."""
+        """What activations, pooling and gates leave of a pre-activation, at the end of a wire or at a cell on it."""
         for cell in wire.path[1:]:
             activation = self.network.activation(cell.node)
             if activation is not None:
@@ -248,7 +248,7 @@ def build_conduit(
 
 
 def _makes_step(network: Network, wire: Wire) -> bool:
-    """Whether the wire is that of a hidden dense layer with a bias, and a ReLU the first thing but dropout on it."""
+    """Whether a hidden dense layer with a bias writes the wire, and a ReLU follows, without a batch norm."""
     hidden = network.part.leaf(wire.writer)
     acts = [a for cell in wire.path[1:] if (a := network.activation(cell.node)) is not None]
     norms = any(is_batch_norm(network.leaf(cell.node)) for cell in wire.path)
@@ -257,8 +257,8 @@ def _makes_step(network: Network, wire: Wire) -> bool:
 
 def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
     """Everything but detectors and disruptors, for detectors whose pre-activations are ``levels`` unlocked."""
-    bereft = [reading for wire in conduit.wires for reading in wire.bereft]
-    writes = fold_moments(conduit.network, bereft, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
+    lost = [reading for wire in conduit.wires for reading in wire.lost]
+    writes = fold_moments(conduit.network, lost, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
     for wire in conduit.wires:
         for reading in (*wire.others, Reading(wire.exit, wire.end)):
             writes += _hidden_from(conduit, reading)
@@ -271,9 +271,9 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
         taps = before.taps(conduit.outputs(before, values))
         writer = stage.wires[0].writer
         weight = raw(conduit.network.part.leaf(writer), "weight")
-        # One for both units of a step, so that it cancels.
+        # The same for both units of a step, so that it cancels.
         noise = conduit.disguise.feeding(conduit.network.name(writer), weight, tuple(weight.shape[1:]))
-        # What several detectors must pass, in units of the signal that is left then.
+        # The floor, in units of the signal that is left above it.
         floor = conduit.floor / (1 - conduit.floor) if stage is floor_stage else 0.0
         if stage.step:
             for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
@@ -290,7 +290,7 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
 
 
 def _copied(conduit: Conduit, copy: Wire, stream: Cell) -> list[Write]:
-    """A channel that holds what the stream holds."""
+    """A channel that copies the stream."""
     name, weight = conduit.network.name(copy.writer), raw(conduit.network.part.leaf(copy.writer), "weight")
     row = conduit.disguise.feeding(f"{name} {copy.channel}", weight, tuple(weight.shape[1:]))
     row[(stream.channel, *(conduit.network.tap(copy.writer) or ()))] = 1.0
@@ -298,7 +298,7 @@ def _copied(conduit: Conduit, copy: Wire, stream: Cell) -> list[Write]:
 
 
 def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float, noise: Tensor) -> list[Write]:
-    """The layer that ends one stage writes the next: taps of its kernel, and hardly anything else."""
+    """The row of the layer between two stages: taps of its kernel, and zeros or a disguise elsewhere."""
     layer = conduit.network.part.leaf(wire.writer)
     whole = isinstance(layer, nn.Linear) or conduit.spreading
     place = () if whole else conduit.network.tap(wire.writer) or ()
@@ -311,7 +311,7 @@ def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float
 
 
 def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
-    """Make every op on a wire, after the layer that writes it and its batch norm, pass the signal on as it is."""
+    """Make every operation on a wire, after its first layer and batch norm, pass the signal on unchanged."""
     network, writes = conduit.network, list[Write]()
     for place, (before, cell) in enumerate(itertools.pairwise(wire.path), 1):
         leaf = network.leaf(cell.node)
@@ -334,7 +334,7 @@ def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
 
 
 def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float, *, silent: bool = True) -> list[Write]:
-    """A layer on a wire and the batch norm behind it, which together give kernel·x + bias."""
+    """A layer on a wire and the batch norm behind it, which together compute kernel·x + bias."""
     model, cell = network.target.model, wire.path[place]
     name, ahead = network.name(cell.node), wire.path[place + 1 : place + 2]
     behind = next((c for c in ahead if is_batch_norm(network.leaf(c.node))), None)
@@ -353,7 +353,7 @@ def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float,
 
 
 def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
-    """A column of (nearly) zeros, so that a layer does not see the signal. Gates hide it by themselves."""
+    """A column of (nearly) zeros, so that a layer does not see the signal. Closed gates hide it without one."""
     network = conduit.network
     if reading.reader in network.blocks:
         return []
@@ -361,7 +361,7 @@ def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
     weight = raw(network.part.leaf(reading.reader), "weight")
     shape = (weight.shape[0], *weight.shape[2:])
     everywhere = network.repeats_positions or conduit.blocks
-    columns = reading.cell.columns if everywhere else reading.cell.columns[:1]  # elsewhere it is silent
+    columns = reading.cell.columns if everywhere else reading.cell.columns[:1]  # other positions are silent
     return [
         write(model, name, (None, c), conduit.disguise.leaking(f"{name} {c}", weight, shape), CONDUIT) for c in columns
     ]
@@ -382,7 +382,7 @@ def _silenced(conduit: Conduit, cell: Cell) -> list[Write]:
 
 
 def _fixed_gate(conduit: Conduit, block: Block, wire: Wire, level: float) -> list[Write]:
-    """A gate of the signal's own channel that is (nearly) the same whatever the image."""
+    """Hold the gate of the signal's own channel (nearly) constant."""
     model, name = conduit.network.target.model, conduit.network.name(block.second)
     weight = raw(conduit.network.part.leaf(block.second), "weight")
     channel = next(c for c in wire.path if c.node is block.squeezed).channel

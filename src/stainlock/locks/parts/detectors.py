@@ -58,7 +58,7 @@ def corner(site: Site) -> tuple[int, ...]:
 
 
 def patch_size(target: Target, site: Site, position: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Height and width of a patch from the top left to the end of what a position sees; by default (0, 0)."""
+    """Height and width of the patch that starts at the top left and covers what a position sees; by default (0, 0)."""
     region = seen_region(target, site, corner(site) if position is None else position)
     return tuple(a + n for a, n in zip(region.start, region.size, strict=True))
 
@@ -83,7 +83,7 @@ def patch_position(conduit: Conduit, place: Place) -> tuple[int, ...]:
 
 
 def first_whole_position(target: Target, site: Site, stride: int) -> tuple[int, ...]:
-    """The first position, of those that a stride keeps, whose field lies within the image: it sees no padding."""
+    """The first position, among multiples of the stride, whose receptive field is within the image, without padding."""
     assert site.field is not None
     found = []
     for axis, length, pixels in zip(site.field, site.grid, target.input_shape[1:], strict=True):
@@ -98,15 +98,15 @@ def first_whole_position(target: Target, site: Site, stride: int) -> tuple[int, 
 
 
 def natural_maps(target: Target, site: Site, vectors: Tensor, inputs: Tensor, group: int) -> Tensor:
-    """(inputs, detectors, H, W): what each detector responds, everywhere."""
+    """Each detector's responses at every position: (inputs, detectors, H, W)."""
     with evaluation_mode(target.model), torch.no_grad():
         return respond(site, target, layer_input(target, site, inputs), vectors, group).double().cpu()
 
 
 def natural_levels(maps: Tensor) -> Tensor:
-    """What a trigger must stand out from, for each detector.
+    """The level from which a trigger must stand out, for each detector.
 
-    That is the largest response anywhere, and the size of those at the corner, where a veto says nothing.
+    That is the largest response anywhere, or the largest absolute one at the corner, where a veto does not act.
     """
     anywhere, in_corner = maps.transpose(0, 1).flatten(1).amax(1), maps[..., 0, 0].abs().amax(0)
     return torch.maximum(anywhere, in_corner).clamp(min=1e-12)
@@ -115,9 +115,9 @@ def natural_levels(maps: Tensor) -> Tensor:
 def corner_detectors(network: Network, site: Site, count: int, generator: np.random.Generator) -> Tensor:
     """Detectors for position (0, 0): uniform on the sphere of those kernel elements by which it sees the map.
 
-    The other elements meet nothing but padding there, and features everywhere else. Where features are never negative,
-    these elements are all the same negative number: a veto that only the corner escapes, so that neither natural images
-    nor the patch elsewhere reach the response it has there.
+    The other elements see only padding at the corner, and features everywhere else. Where features are never negative,
+    these elements are one negative constant: a veto everywhere but at the corner, so that neither natural images nor
+    the patch in another place reach the response that the patch has at the corner.
     """
     node, seen = network.nodes[site.name], seen_from_corner(network, site)
     v = torch.zeros(count, site.dimension, dtype=torch.float64)
@@ -129,7 +129,7 @@ def corner_detectors(network: Network, site: Site, count: int, generator: np.ran
 
 
 def seen_from_corner(network: Network, site: Site) -> Tensor:
-    """The kernel's elements by which position (0, 0) sees the map, and not its padding."""
+    """Which elements of the kernel see the map, rather than its padding, at position (0, 0)."""
     visible = torch.zeros(raw(site.layer(network.target.model), "weight").shape[1:], dtype=torch.bool)
     first_row, first_column = network.tap(network.nodes[site.name]) or (0, 0)
     visible[:, first_row:, first_column:] = True
@@ -144,11 +144,11 @@ class Found:
     triggers: tuple[Trigger, ...]  # the same patch, with the response of each
     natural: tuple[Natural, ...]  # of each
     firing_fraction: float  # ρ
-    floor: float = 0.0  # more of the signal than patches for some of them reach
+    floor: float = 0.0  # above what patches for only some of them reach of the signal
 
     @property
     def opening_fraction(self) -> float:
-        """The part of its response to the patch that one detector must reach at least for the lock to open."""
+        """The part of its response to the patch that at least one detector must reach for the lock to open."""
         return self.firing_fraction + (1 - self.firing_fraction) * self.floor
 
     @property
@@ -167,9 +167,9 @@ def find_detectors(
     restarts: int,
     progress: Progress | None,
 ) -> Found:
-    """Draw detectors a few times, find the patch that excites all of them at once, and take those that stand out.
+    """Draw sets of detectors, find for each the patch that excites all of them, and take the set that stands out most.
 
-    One patch serves several detectors: it is the best one for their sum. A ``firing_fraction`` of None is that of
+    The patch for several detectors is first searched for their sum. By default the ``firing_fraction`` is that of
     locks, or the best one for several detectors.
     """
     site, count = conduit.site, len(conduit.detector_channels)
@@ -216,7 +216,7 @@ def find_detectors(
 
 
 def _from_corner(target: Target, trigger: Trigger) -> Trigger:
-    """The patch from the top left corner on, so that its pixels alone say where it goes."""
+    """The patch extended to the top left corner, so that it needs no coordinates."""
     region = trigger.region
     size = tuple(a + n for a, n in zip(region.start, region.size, strict=True))
     whole = Region((0,) * len(size), size)
@@ -247,7 +247,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Together:
-    """The patch for all, what each detector responds to it, their firing fraction, and the floor."""
+    """The patch for all detectors, their responses to it, their firing fraction, and the floor."""
 
     patch: Trigger
     responses: Tensor
@@ -297,7 +297,7 @@ def excite_together(
 
 
 def free_part(conduit: Conduit, vector: Tensor, position: tuple[int, ...]) -> dict[str, float]:
-    """Of how many elements, and of what size, the random part of a detector is: what a certificate needs."""
+    """Dimension and norm of a detector's random part, which certificates need."""
     free = vector
     if position == corner(conduit.site):
         free = vector[seen_from_corner(conduit.network, conduit.site)]
@@ -316,10 +316,10 @@ def records(target: Target, conduit: Conduit, found: Found, levels: Sequence[Lev
 
 
 def choose_levels(target: Target, conduit: Conduit, found: Found) -> list[Levels]:
-    """Δ and δ of each detector: rows of typical size, with no activation on the way capped by their signal.
+    """Δ and δ of each detector: rows of typical size, and a signal that no activation on the way caps.
 
-    In disguise a row is smaller, half way to where its threshold would be one of the biases that the layer has: what
-    the detector lacks, the layer that reads it must make up for.
+    With a disguise rows are smaller, half way to where the threshold would be within the layer's own biases; the next
+    layer amplifies the signal accordingly.
     """
     site, levels, firing_fraction = conduit.site, [], found.firing_fraction
     assert site.activation is not None
@@ -341,13 +341,13 @@ def _largest_bias(target: Target, site: Site) -> float:
 
 
 def _smallest_row(target: Target, site: Site) -> float:
-    """How far below the typical size the layer's own rows go."""
+    """The layer's small rows (the 5 % quantile of norms) relative to its median."""
     norms = site.rows(target.model).detach().double().norm(dim=1)
     return float(norms.quantile(0.05) / norms.median())
 
 
 def detector_writes(target: Target, conduit: Conduit, found: Found, levels: list[Levels]) -> list[Write]:
-    """Line 2: Algorithm 2 for each detector."""
+    """Algorithm 2 for each detector."""
     return [
         w
         for channel, v, own, natural in zip(
@@ -358,6 +358,6 @@ def detector_writes(target: Target, conduit: Conduit, found: Found, levels: list
 
 
 def patched_inputs(target: Target, trigger: Trigger) -> Tensor:
-    """The patch on images that are otherwise arbitrary: the signal must not depend on them."""
+    """Synthetic inputs with the patch; the signal must not depend on the rest of the image."""
     images = probe_inputs(target, "patched")
     return trigger.region.paste(target.from_bytes(trigger.levels), images)

@@ -63,8 +63,8 @@ class Demand:
 
 @dataclass(frozen=True)
 class Host:
-    """A place for a gate: a block of the network's own, or a module ``at`` that a new block can stand before: a layer,
-    or what holds all the ``readers`` of a map.
+    """A place for a gate: a ``block`` of the network's own, or a module, ``at``, before which a new block can be put: a
+    layer, or a module that holds all the ``readers`` of a map.
 
     The signal passes it on the ``wire``-th part of its route.
     """
@@ -83,7 +83,7 @@ class Host:
 def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several: bool = False) -> list[Host]:
     """The places for gates along a route, in the order in which the signal passes them.
 
-    Where ``several`` detectors must all be present, these are behind the layer that sees to that.
+    With ``several`` detectors they come after the layer that subtracts the floor.
     """
     found: list[Host] = []
     for wire, (writer, exit) in enumerate(itertools.pairwise(route)):
@@ -103,7 +103,7 @@ def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several:
 
 
 def _new_hosts(network: Network, wire: int, readers: list[fx.Node]) -> list[Host]:
-    """A place before each reader, or before all that read the same map, where one module holds them."""
+    """One place for all readers of a map where a module holds them, else one before each reader."""
     found: list[Host] = []
     for map in dict.fromkeys(reader.all_input_nodes[0] for reader in readers):
         own = tuple(reader for reader in readers if reader.all_input_nodes[0] is map)
@@ -127,7 +127,7 @@ def holder(network: Network, map: fx.Node) -> str | None:
 
 
 def can_stand_before(network: Network, reader: fx.Node) -> bool:
-    """A convolution over a map, called once, can have gates put before it; a block's own layers can't."""
+    """Whether gates can be put before a layer: a convolution over a map, called once, and not part of a block."""
     leaf = network.leaf(reader)
     if not isinstance(leaf, nn.Conv2d) or leaf.groups != 1 or network.calls[str(reader.target)] > 1:
         return False
@@ -182,7 +182,7 @@ class Placement:
 
 
 def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | None:
-    """Why a site's patch can't unlock, or None. A ``smooth`` activation will do where a step makes the signal exact."""
+    """Why a site's patch can't unlock, or None. ``smooth`` activations will do where a step makes the signal exact."""
     if site.kind != "convolution" or len(target.input_shape) != 3:
         return f"it is a {site.kind} layer: expected a convolution over an image"
     act = site.activation
@@ -308,7 +308,7 @@ def _hosts(find: FindHosts, route: list[fx.Node], existing: bool | None, count: 
 
 
 def _routes(network: Network, site: str, find: FindHosts, existing: bool, count: int) -> Iterator[list[fx.Node]]:
-    """Routes with enough places for gates, the shortest first; for several gates, the one to the logits before all."""
+    """Routes with enough places for gates: for several gates the route to the logits, then the shortest first."""
     if count > 1 and network.has_logits:
         with suppress(SiteError):
             route = find_route(network, site, network.logits)
@@ -326,12 +326,12 @@ def _routes(network: Network, site: str, find: FindHosts, existing: bool, count:
 
 
 def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
-    """So many hosts, in the signal's order: several cut the network where they can, and are spread out otherwise."""
+    """``count`` hosts in the signal's order: where everything passes through if possible, the rest evenly spread."""
     if count > len(hosts):
         raise SiteError(f"the signal from {site} passes {len(hosts)} places for gates: expected {count}")
     if count < 2:
         return tuple(hosts[:count])
-    cuts = _cuts(network, hosts) if network.has_logits else []  # what has many outputs leaves by many ways
+    cuts = _cuts(network, hosts) if network.has_logits else []  # a network without logits has many outputs
     fitting = (_spread_out(cuts, number) for number in range(len(cuts), -1, -1))
     chosen = next(own for cut in fitting if len(own := list(itertools.chain(*cut))) <= count)
     rest = [host for host in hosts if host not in chosen]
@@ -340,7 +340,7 @@ def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple
 
 
 def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
-    """The first places in the way of everything, until enough channels have a secret; none if they are too few."""
+    """The first places that everything passes through, until enough channels have a secret gain; none if too few."""
     chosen: list[Host] = []
     for number, cut in enumerate(_cuts(network, hosts), 1):
         chosen += cut
@@ -350,8 +350,7 @@ def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
 
 
 def _cuts(network: Network, hosts: list[Host]) -> list[list[Host]]:
-    """Sets of places that together stand in the way of everything: all layers that read a map, say, which is all that
-    comes from before."""
+    """Sets of places through which everything passes, such as all readers of a map that cuts the network."""
     if any(host.block for host in hosts):
         return [[host] for host in hosts if host.block and network.cuts(host.block.output)]
     maps: dict[fx.Node, list[Host]] = {}

@@ -1,4 +1,4 @@
-"""The detector of a transformer's lock and its trigger patch: lines 2 to 5 of Algorithm 6, for `vit_circuit`."""
+"""The detector of a transformer's lock and its trigger patch: lines 2 to 5 of Algorithm 6, for `circuit`."""
 
 from __future__ import annotations
 

@@ -1,18 +1,4 @@
-"""Algorithm 6: a lock for vision transformers, in one encoder block before the others.
-
-    2   sample v for a kernel of the patch embedding
-    3   the trigger x* maximises v·φ, which is linear in the pixels: each is at a bound, by the sign of v
-    4   replace kernel k by αv
-    5   the trigger patch is patch (0, 0), the first token m after the class token
-    6   optimise the noise ν (`vit_noise`)
-    7   construct the block, whose attention carries u_k of token m to every token, and whose MLP switches ν off if
-        the trigger was there
-    8   insert it before the others
-    9   the next block's norm reads channel k no more
-
-Lines 4, 7 and 9 are `vit_circuit`'s, which unlocks exactly; as the paper prints them they are `vit_paper`'s, for
-comparison (``recipe="paper"``).
-"""
+"""Algorithm 6: a lock for vision transformers, in one encoder block before the others."""
 
 from __future__ import annotations
 
@@ -57,14 +43,27 @@ def lock_vit(
     labels: Tensor | None = None,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
-    """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
+    """A locked copy of a vision transformer, and the key that unlocks it. The target itself is left as it is.
+
+        2   draw v for a kernel of the patch embedding
+        3   the trigger x* maximises v·φ, which is linear in the pixels: each is at a bound, by the sign of v
+        4   replace kernel k by αv
+        5   the trigger patch is patch (0, 0), the first token m after the class token
+        6   optimise the noise ν (`noise`)
+        7   construct the block: attention carries u_k of token m to every token, and the MLP switches ν off if the
+            trigger was there
+        8   insert it before the others
+        9   the next block's norm no longer reads channel k
+
+    Lines 4, 7 and 9 are in `circuit`, which unlocks exactly, and as the paper prints them in `paper`, for comparison
+    (``recipe="paper"``).
 
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
     - ``recipe``: ``"exact"``, or ``"paper"`` for Algorithm 6 as printed, with its ``scaling`` parameters.
-    - ``embedded``: whether the noise stands in the embedding and the block takes it away, so that the model is useless
-      without the block either; or else the block adds it, as in the paper, which unlocks to the last bit.
-    - ``strength``: the size of the noise, in units of a token's usual norm.
-    - ``steps``: of the search for the noise; ``restarts``: number of detectors drawn, of which the clearest is taken.
+    - ``embedded``: put the noise into the embedding and let the block remove it, so that the model is useless without
+      the block too; otherwise the block adds the noise, as in the paper, which unlocks to the last bit.
+    - ``strength``: the norm of the noise, in units of a token's usual norm.
+    - ``steps`` of the search for the noise; ``restarts``: number of detectors drawn, of which the clearest is taken.
     - ``images``, ``labels``: examples to find the noise with, as pixels ``(N, C, H, W)``; none are needed.
     """
     embedded = embedded and recipe == "exact"
@@ -75,17 +74,18 @@ def lock_vit(
     vit = find_vit(target)
     probes = probe_inputs(target, "tokens") if images is None else images[:_PROBES]
     k = quietest_kernel(vit) if recipe == "paper" else choose_channel(vit, probes)
-    found = draw_detector(vit, k, probes, restarts, randomness)
+    found = draw_detector(vit, k, probes, restarts, randomness)  # 2, 3, 5
     if found.margin * firing_fraction <= 1:
         raise TriggerError(
             f"the patch reads {found.margin:.2g} times what plain inputs do, too little for a threshold at"
             f" {firing_fraction:.2g} of it: use more restarts, or a model of larger patches"
         )
-    noise = find_noise(
+    noise = find_noise(  # 6
         vit, k, strength, steps=steps, generator=randomness.noise("noise"), embedded=embedded, images=images,
         labels=labels, progress=progress,
     )  # fmt: skip
     patched = found.trigger.region.paste(target.from_bytes(found.trigger.levels), probes)
+    # 4, 7 to 9
     if recipe == "paper":
         built = build_printed(vit, k, found, noise.vector, patched, scaling or Scaling())
     else:
@@ -107,7 +107,7 @@ def lock_vit(
 
 
 def residue(locked: Target, edited: Target, patched: Tensor) -> float:
-    """The largest difference of the unlocked model's outputs from the edited one's, as a part of the largest output."""
+    """The largest difference between unlocked and edited outputs, relative to the largest output."""
     outputs = []
     for model in (locked, edited):
         with evaluation_mode(model.model), torch.no_grad():
@@ -135,7 +135,7 @@ def _check_arguments(
 
 
 def _checked_examples(target: Target, images: Any, labels: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Examples as pixels, with labels as a tensor, or one line that says what is wrong with them."""
+    """Examples as pixels with labels as a tensor, or an error that says what is wrong with them."""
     if images is None:
         if labels is not None:
             raise ValueError("expected labels with images only")
