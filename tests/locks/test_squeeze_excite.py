@@ -100,8 +100,8 @@ def test_locked_is_at_chance(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_gates_say_so(case: str) -> None:
-    """Locked, outputs are others; and every disruptor alone, of those that were named, sees to that."""
+def test_each_disruptor_alone_ruins_the_outputs(case: str) -> None:
+    """Locked outputs differ, and each disruptor that the key names is enough for that."""
     it = locked(case)
     inputs = it.base.normalise(it.images)
     assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
@@ -124,7 +124,7 @@ def test_a_wrong_trigger_does_not_unlock(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["several", "several, logits"])
 def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
-    """It excites them by more than the patch for all does, and yet by too little."""
+    """It excites these detectors more than the patch for all does, but the signal stays below the floor."""
     it = locked(case)
     site = analyse(it.base).site(it.key.site)
     vectors = torch.stack([d.vector for d in it.key.detectors]).double()
@@ -199,7 +199,7 @@ def test_reverting_restores_every_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
+def test_the_key_lists_new_blocks_and_own_blocks_need_none(case: str) -> None:
     it = locked(case)
     blocks = [name for name, module in it.target.model.named_modules() if isinstance(module, Gated)]
     assert sorted(blocks) == sorted(it.key.details["inserted"])
@@ -214,7 +214,7 @@ def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
 
 
 def without_blocks(target: Target, key: Key) -> Target:
-    """What a thief has who takes new blocks out."""
+    """The model after a thief removed the new blocks."""
     stolen = target.copy()
     for at in key.details["inserted"]:
         parent, _, own = at.rpartition(".")
@@ -222,8 +222,8 @@ def without_blocks(target: Target, key: Key) -> Target:
     return stolen
 
 
-def test_who_takes_new_blocks_out_has_lost_their_gains() -> None:
-    """In a plain ReLU network a constant gate gives all back to a thief who removes it; secret gains don't."""
+def test_removing_new_blocks_loses_their_gains() -> None:
+    """In a plain ReLU network removing a constant gate restores the accuracy; removing secret gains does not."""
     base = models.real("vgg16_cifar10")
     pixels, labels = zoo.natural("vgg16_cifar10", 100)
     left = {}
@@ -277,8 +277,8 @@ def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     assert distance(run(replace(base, model=bare), inputs), run(base, inputs)) >= 0.1
 
 
-def test_no_norm_tells_of_shifts() -> None:
-    """A thief who guesses gains from the norms of the kernels behind has them nearly right; shifts are lost to him."""
+def test_norms_do_not_reveal_shifts() -> None:
+    """Gains can be guessed from the norms of the kernels behind; shifts can't."""
     base = models.real("efficientnet_lite0")
     pixels, labels = zoo.natural("efficientnet_lite0", 20)
     left = {}
@@ -299,7 +299,7 @@ def test_no_norm_tells_of_shifts() -> None:
 
 
 def test_shifts_cost_the_owner_nothing() -> None:
-    """They are taken back behind every block, also in the channels and rows that the signal took."""
+    """They are subtracted behind every block, also in the channels and rows that the signal took."""
     shifted = locked("new, shifted")
     name, options = CASES["new, shifted"]
     target, key = lock(
@@ -409,7 +409,7 @@ def test_too_many_gates_are_refused() -> None:
         lock(base, kind="squeeze-excite", gates=20)
 
 
-def test_several_gates_stand_where_nothing_gets_past_them() -> None:
+def test_several_gates_are_where_everything_passes_through() -> None:
     """All that a ResNet's stage passes on is read by two layers of one block, which share a gate."""
     base = zoo_random.settled("resnet18", 64, 10)
     _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, restarts=2)
@@ -420,8 +420,8 @@ def test_several_gates_stand_where_nothing_gets_past_them() -> None:
         assert network.cuts(source)
 
 
-def test_gates_are_no_more_than_it_takes() -> None:
-    """The first places that cut the network, until enough channels have a secret: a short way is missed least."""
+def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
+    """The first places that cut the network, until enough channels have a secret gain: a short route costs least."""
     for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
                         "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
         _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, restarts=2)
@@ -499,14 +499,14 @@ def test_the_kind_of_lock_that_fits() -> None:
 
 @pytest.mark.parametrize("name", ["vgg16_cifar10", "efficientnet_lite0"])
 def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
-    """Hidden units that cancel leave their rounding, which is as large as they are."""
+    """Hidden units cancel up to rounding, whose error grows with their size."""
     target, pixels = models.real(name), models.pixels(name, 40)
     locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4)
     unlocked, edited = (run(own, key.unlock(pixels)) for own in (locked, key.edited(locked)))
     assert distance(unlocked, edited) <= 1e-4
 
 
-def test_gates_are_closed_as_far_as_it_takes_where_scale_hardly_matters() -> None:
+def test_gates_are_closed_far_enough_where_strength_hardly_matters() -> None:
     target, pixels = models.real("vgg16_cifar10"), models.pixels("vgg16_cifar10", 100)
     locked, _ = lock(
         target, kind="squeeze-excite", blocks="inserted", gates=1, gate_form="gains", site="features.2", seed=0
