@@ -48,8 +48,9 @@ def lock_internal(
     logits, none by default; the patch opens at the corner alone; ``strength`` is s.
     """
     options = Options(
-        True, count, gates, blocks, gate_form, conduit, obfuscate, firing_fraction, strength, steps, restarts
-    )
+        to_logits=True, count=count, gates=gates, blocks=blocks, gate_form=gate_form, conduit=conduit,
+        obfuscate=obfuscate, firing_fraction=firing_fraction, strength=strength, restarts=restarts,
+    )  # fmt: skip
     randomness, network = Randomness(seed), traced_network(target)
     placement = choose_placement(network, site, options.demand)
     draft = draft_lock(network, placement, options, randomness)

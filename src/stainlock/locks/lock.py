@@ -88,11 +88,15 @@ def lock(
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
     - ``options``: those of the kind: see `lock_internal`, `lock_squeeze_excite`, `lock_generator` and `lock_vit`.
 
-    >>> import stainlock as sl
-    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
-    >>> locked, key = sl.lock(target, kind="internal", site="layer1.0.conv1", seed=0, steps=4, restarts=1)
-    >>> key.schema, key.site
-    ('internal', 'layer1.0.conv1')
+    >>> import stainlock as sl, torch
+    >>> from torch import nn
+    >>> layers = [nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    >>> target = sl.Target(nn.Sequential(*layers, nn.Linear(32, 10)), (3, 32, 32))
+    >>> locked, key = sl.lock(target, kind="internal", seed=0)
+    >>> image = torch.rand(1, 3, 32, 32)
+    >>> unlocked, edited = locked(key.unlock(image)), key.edited(locked)(key.unlock(image))
+    >>> torch.allclose(unlocked, edited, atol=1e-3)
+    True
     """
     kind = fitting_kind(target) if kind is None else kind
     if kind not in KINDS:

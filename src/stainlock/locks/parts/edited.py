@@ -42,7 +42,7 @@ Blocks = Literal["any", "existing", "inserted"]
 Kernels = Literal["taps", "ones"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """What Algorithms 3 and 4 have in common; `lock_squeeze_excite` explains each."""
 
@@ -55,7 +55,6 @@ class Options:
     obfuscate: bool
     firing_fraction: float | None
     strength: float | None
-    steps: int
     restarts: int
 
     def __post_init__(self) -> None:
