@@ -90,8 +90,9 @@ def lock(
 
     >>> import stainlock as sl, torch
     >>> from torch import nn
-    >>> layers = [nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    >>> target = sl.Target(nn.Sequential(*layers, nn.Linear(32, 10)), (3, 32, 32))
+    >>> layers = [nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()]
+    >>> head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
+    >>> target = sl.Target(nn.Sequential(*layers, *head), (3, 32, 32))
     >>> locked, key = sl.lock(target, kind="internal", seed=0)
     >>> image = torch.rand(1, 3, 32, 32)
     >>> unlocked, edited = locked(key.unlock(image)), key.edited(locked)(key.unlock(image))
