@@ -14,7 +14,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow demo bench format clean
+.PHONY: help setup test test-exact test-slow demo bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,12 @@ test: setup ## lint, format check, types, and all but the slow tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory test-exact
+
+# Another processor's kernels sum in another order: the plainest ones that PyTorch has stand in for it.
+test-exact: setup ## the tests of exactness, with the kernels of a plain processor
+	$(ONE_THREAD) ATEN_CPU_CAPABILITY=default STAINLOCK_TEST_ONEDNN=0 \
+		$(BIN)/pytest -m "exact and not slow" -n $(JOBS) --dist worksteal
 
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

@@ -30,7 +30,7 @@ GATES = {"kind": "squeeze-excite", "blocks": "inserted"}
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "stain": {},
     "stain-additive": {"additive": True},
-    "stain-output": {"schema": "output", "count": 8},
+    "stain-output": {"schema": "output", "count": 16},
     "internal-plain": {"kind": "internal", "obfuscate": False},
     "internal": {"kind": "internal"},
     "internal-2-detectors": {"kind": "internal", "detectors": 2},

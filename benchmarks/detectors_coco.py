@@ -27,7 +27,7 @@ MOST_LOCKED, MOST_LOST, MOST_STAINED = 0.5 * POINT, 0.5 * POINT, 0.3 * POINT
 SMALL = 64 * 64  # pixels of an object that counts as small; COCO's own limit, 32², leaves too few of 64 images
 # None is the site that `stain` recommends.
 SITES: tuple[str | None, ...] = (None, "backbone.features.0.10.block.0.0", "backbone.features.1.1.block.0.0")
-BLACK_BOX_TRIGGERS = 8
+BLACK_BOX_TRIGGERS = 16
 PICTURES = 8
 
 

@@ -12,6 +12,8 @@ import torch
 assert stainlock.__version__
 # One thread each: workers of pytest-xdist share the cores, and these models are too small to gain from more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+# Other kernels, which sum in another order: what is exact must not depend on them.
+torch.backends.mkldnn.enabled = os.environ.get("STAINLOCK_TEST_ONEDNN", "1") != "0"
 
 
 @pytest.fixture(autouse=True)

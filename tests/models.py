@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,7 @@ import zoo
 from stainlock import Key, Site, Target, stain
 from stainlock.network.features import layer_input, respond
 from stainlock.network.norms import affine_of
+from stainlock.stains.secrets import draw_vector
 from stainlock.target import evaluation_mode
 
 UNIT = {"mean": (0.5,), "std": (0.25,)}
@@ -55,6 +57,16 @@ def stained(name: str, site: str | None = None, **options: Any) -> tuple[Target,
     """A stained real model and its key, made once a process: tests must leave both as they are."""
     real(name)
     return _stained(name, site, tuple(sorted({"seed": 1, **options}.items())))
+
+
+def reseeded(key: Key, seed: int, count: int | None = None) -> Key:
+    """The key as it would be with other secrets, of which the model under test knows nothing; none or one message."""
+    replaced = key.detectors[0].replaced if key.additive else None
+    detectors = tuple(
+        dataclasses.replace(key.detectors[0], vector=draw_vector(seed, i, key.dimension, replaced))
+        for i in range(count or len(key.detectors))
+    )
+    return dataclasses.replace(key, seed=seed, detectors=detectors)
 
 
 @cache
@@ -210,7 +222,7 @@ def responses(target: Target, site: Site, vector: Tensor, images: Tensor, channe
     """v·φ at every position: ``(N, *grid)``."""
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, images)
-        return respond(site, target, features, vector[None].float(), site.group_of(channel))[:, 0]
+        return respond(site, target, features, vector[None].to(target.dtype), site.group_of(channel))[:, 0]
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stainlock import FileError, Key, ModelError, StainlockError, Target, load_bundle, save_bundle, stain
+from stainlock.models.bundle import _checksum
 
 FACTORY = """
 import torch
@@ -45,9 +46,9 @@ def made(factory: str, tmp_path: Path) -> tuple[Target, Key, Path]:
     return marked, key, tmp_path / "out" / "bundle"
 
 
-def test_a_bundle_is_the_model(made: tuple[Target, Key, Path]) -> None:
+def test_a_bundle_is_the_model(made: tuple[Target, Key, Path], factory: str) -> None:
     marked, key, folder = made
-    loaded = load_bundle(folder)
+    loaded = load_bundle(folder, model=factory)
     assert models.same_state(loaded.model, marked.model)
     assert key.matches(loaded) is None
     assert not any(m.training for m in loaded.model.modules())
@@ -61,29 +62,33 @@ def test_a_bundle_is_the_model(made: tuple[Target, Key, Path]) -> None:
 
 
 def test_a_factorys_bundle_loads_in_another_process_from_another_folder(
-    made: tuple[Target, Key, Path], tmp_path: Path
+    made: tuple[Target, Key, Path], factory: str, tmp_path: Path
 ) -> None:
     _, key, folder = made
     (tmp_path / "elsewhere").mkdir()
     key.save(tmp_path / "k.key")
     script = (
         "import os, sys; from stainlock import Key, load_bundle, verify; "
-        "b = load_bundle(sys.argv[1]); print(verify(b, Key.load(sys.argv[2]), method='weights').stained)"
+        "b, k = load_bundle(sys.argv[1], model=sys.argv[3]), Key.load(sys.argv[2]); "
+        "print(verify(b, k, method='weights').stained)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(tmp_path / "k.key")],
+        [sys.executable, "-c", script, str(folder), str(tmp_path / "k.key"), factory],
         cwd=tmp_path / "elsewhere", capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "True", done.stderr
 
 
-def test_a_reference_relative_to_the_working_folder_is_kept(
-    factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reference", ["nets.py:make", "../project/nets.py:make", "{absolute}"])
+def test_a_bundle_says_nothing_of_the_owners_folders(
+    factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
     monkeypatch.chdir(tmp_path / "project")
-    save_bundle(Target.from_reference("nets.py:make"), "../out")
-    monkeypatch.chdir("/")
-    assert load_bundle(tmp_path / "out").input_shape == (3, 8, 8)
+    save_bundle(Target.from_reference(reference.format(absolute=factory)), "../out")
+    text = (tmp_path / "out" / "stainlock.json").read_text()
+    assert json.loads(text)["reference"] == "nets.py:make"
+    assert "project" not in text
+    assert tmp_path.name not in text
 
 
 def secrets_of(key: Key) -> list[bytes]:
@@ -136,24 +141,32 @@ def test_truncated_bundles_are_told(made: tuple[Target, Key, Path], name: str, p
 @pytest.mark.parametrize(
     "name", ["format", "version", "reference", "input_shape", "mean", "std", "bounds", "part", "digest"]
 )
+@pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("value", ["missing", None, "nonsense", -3, [1, 0], {}])
-def test_manifests_that_make_no_sense_are_told(made: tuple[Target, Key, Path], name: str, value: Any) -> None:
+def test_manifests_that_make_no_sense_are_told(
+    made: tuple[Target, Key, Path], factory: str, version: int, name: str, value: Any
+) -> None:
     """One clear line, or, where the fact is not needed, the very model: never another error, never another model."""
     marked, _, folder = made
     path = folder / "stainlock.json"
-    manifest = json.loads(path.read_text())
+    manifest = json.loads(path.read_text()) | {"version": version}
     if value == "missing":
         del manifest[name]
     else:
         manifest[name] = value
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(sealed(manifest)))
     try:
-        loaded = load_bundle(folder)
+        loaded = load_bundle(folder, model=factory)
     except StainlockError:
         pass
     else:
         assert models.same_state(loaded.model, marked.model)
         assert (loaded.input_shape, loaded.mean, loaded.std) == (marked.input_shape, marked.mean, marked.std)
+
+
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """With the checksum of what it says now."""
+    return manifest | {"checksum": _checksum(manifest)}
 
 
 def test_newer_bundles_are_told(made: tuple[Target, Key, Path]) -> None:
@@ -191,7 +204,7 @@ def test_models_of_other_types_come_back(factory: str, tmp_path: Path, kind: str
     if kind == "mixed":  # half precision, but for batch norm
         target.model[1].float()
     save_bundle(target, tmp_path / "b")
-    assert models.same_state(load_bundle(tmp_path / "b").model, target.model)
+    assert models.same_state(load_bundle(tmp_path / "b", model=factory).model, target.model)
 
 
 def test_a_librarys_model_is_built_without_a_download(tmp_path: Path) -> None:

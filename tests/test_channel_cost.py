@@ -7,6 +7,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from precision import EXACT
 from torch import Tensor, nn
 
 from stainlock import Target, analyse, stain, verify
@@ -130,12 +131,12 @@ def test_the_least_missed_channel_is_given_up(choice: Any) -> None:
 def test_l1_norms_are_the_papers() -> None:
     target = models.real("resnet20_cifar10")
     network = analyse(target)
-    expected = target.model.layer2[1].conv1.weight.detach().abs().sum((1, 2, 3)).double()
-    torch.testing.assert_close(l1_norms(network, network.site("layer2.1.conv1")), expected, rtol=1e-5, atol=0)
+    expected = target.model.layer2[1].conv1.weight.detach().double().abs().sum((1, 2, 3))
+    torch.testing.assert_close(l1_norms(network, network.site("layer2.1.conv1")), expected, rtol=EXACT, atol=0)
     transposed = models.transposed_net()
-    expected = transposed.model.deconv.weight.detach().abs().sum((0, 2, 3)).double()
+    expected = transposed.model.deconv.weight.detach().double().abs().sum((0, 2, 3))
     torch.testing.assert_close(
-        l1_norms(analyse(transposed), analyse(transposed).site("deconv")), expected, rtol=1e-5, atol=0
+        l1_norms(analyse(transposed), analyse(transposed).site("deconv")), expected, rtol=EXACT, atol=0
     )
 
 

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 import models
 import pytest
 import torch
+from torch import Tensor
 from tsa import Authority
 
 from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain, verify
 from stainlock.commitments import read_public_key, read_roots
+from stainlock.commitments.opening import NOT_SEALED
 from stainlock.storage.files import model_digest
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -83,26 +86,86 @@ def test_only_the_stained_model_or_what_became_of_it(case: Case) -> None:
     assert not commitment.check(key, stained).model_checked
 
 
-def test_every_part_of_a_proof_is_bound(case: Case) -> None:
-    _, key, _, commitment = case
-    d, changed = key.detectors[0], dataclasses.replace
-    turned = d.vector.clone()
-    turned[0] += 1e-12
-    levels = d.trigger.levels.clone()
-    levels.view(-1)[0] ^= 1
-    for other in (
-        changed(key, detectors=(changed(d, vector=turned),)),
-        changed(key, detectors=(changed(d, trigger=changed(d.trigger, levels=levels)),)),
-        changed(key, detectors=(d, d)),
-        changed(key, seed=key.seed ^ 1),
-        changed(key, site="first"),
-        changed(key, details={"classes": [1]}),
-        changed(key, base_digest="0" * 64),
-    ):
-        assert not commitment.opens(other)
-        with pytest.raises(FileError, match="another key"):
-            commitment.check(other)
-    assert commitment.opens(changed(key))
+def disturbed(value: Any) -> Any:
+    """As small a change as its type has."""
+    if isinstance(value, Tensor):
+        flat = value.clone().flatten()
+        flat[0] = flat[0] ^ 1 if not value.is_floating_point() else torch.nextafter(flat[0], flat[0] + 1)
+        return flat.view(value.shape)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return math.nextafter(value, math.inf)
+    if value is None:
+        return 0.0
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, dict):
+        return {**value, "more": None}
+    if isinstance(value, tuple):
+        return (*value[:-1], disturbed(value[-1])) if value else (0,)
+    raise TypeError(f"add a disturbance for {type(value).__name__}")
+
+
+def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
+    """The dataclass with each of its fields changed, those of dataclasses in it likewise; new fields by themselves."""
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if dataclasses.is_dataclass(part):
+            inside = [(name, other) for name, other in every_disturbance(part)]
+        elif isinstance(part, tuple) and part and dataclasses.is_dataclass(part[0]):
+            inside = [(name, (other, *part[1:])) for name, other in every_disturbance(part[0])]
+            inside += [("twice", (*part, part[0])), ("none", ())]
+        else:
+            inside = [("", disturbed(part))]
+        for name, other in inside:
+            yield f"{field.name}.{name}".rstrip("."), dataclasses.replace(value, **{field.name: other})
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {}, "additive": {"additive": True}, "several": {"count": 2}, "output": {"schema": "output", "count": 2},
+    "weight": {"schema": "weight", "message": "m"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_of_a_proof_is_bound(kind: str) -> None:
+    site = "first" if kind == "weight" else "fc"
+    stained, key = stain(models.mlp(), site=site, seed=2**100 + 3, **KINDS[kind])
+    commitment = commit(stained, key, Signer.new())
+    disturbances = dict(every_disturbance(key))
+    assert {"seed", "derivation", "detectors.replaced", "detectors.trigger.levels"} <= set(disturbances)
+    for name, other in disturbances.items():
+        if name.partition(".")[0] in NOT_SEALED:
+            assert commitment.opens(other), name
+        else:
+            assert not commitment.opens(other), name
+            with pytest.raises(FileError, match="another key"):
+                commitment.check(other)
+    assert commitment.opens(dataclasses.replace(key))
+    assert {name for name, reason in NOT_SEALED.items() if reason} == {"revert"}
+
+
+def test_every_detail_and_convention_is_bound() -> None:
+    stained, key = stain(models.mlp(), site="fc", schema="output", count=2, seed=2**100 + 3)
+    commitment = commit(stained, key, Signer.new())
+    for field in ("details", "conventions"):
+        for name in getattr(key, field):
+            facts = {k: v for k, v in getattr(key, field).items() if k != name}
+            assert not commitment.opens(dataclasses.replace(key, **{field: facts})), name
+            assert not commitment.opens(dataclasses.replace(key, **{field: {**facts, name: "other"}})), name
+
+
+def test_the_first_version_is_refused_for_additive_keys() -> None:
+    """It does not seal the row that verification takes out, by which any row can be made to fit."""
+    key = Key.load(GOLDEN / "mlp_additive_key_v2")
+    commitment = Commitment.load(GOLDEN / "mlp_additive_commitment_v1.json")
+    assert commitment.is_signed
+    assert not commitment.opens(key)
+    with pytest.raises(FileError, match="version 1, which does not seal the row"):
+        commitment.check(key)
 
 
 def test_it_tells_nothing_of_key_or_model(case: Case) -> None:
@@ -152,7 +215,8 @@ def test_no_signed_part_can_be_altered(case: Case, tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda facts: facts.update(version=2), "version 2"),
+        (lambda facts: facts.update(version=3), "version 3"),
+        (lambda facts: facts.update(version=1), "altered after it was signed"),
         (lambda facts: facts.update(format="stainlock-certificate"), "not a stainlock commitment"),
         (lambda facts: facts.pop("salt"), "salt is missing"),
         (lambda facts: facts.update(more=1), "more is missing or unknown"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
+from precision import EXACT, double
 
 from stainlock import FileError, ModelError, Plan, Target, diff
 from stainlock.insertion import Gated, Insertion
@@ -42,12 +43,13 @@ def test_a_block_goes_in_and_out_to_the_last_bit() -> None:
     assert torch.equal(back.model(images), target.model(images))
 
 
+@pytest.mark.exact
 def test_a_gate_scales_what_its_layer_is_given() -> None:
-    target = resnet()
+    target = double(resnet())
     gated = Plan(insertions=(BLOCK,)).apply(target).model.layer2[0].conv2
-    features = torch.rand(2, 128, 8, 8)
+    features = torch.rand(2, 128, 8, 8, dtype=torch.float64)
     plain = target.model.layer2[0].conv2(features)
-    assert torch.allclose(gated(features), plain / 2, atol=1e-6)  # a zero block opens every gate half way
+    assert torch.allclose(gated(features), plain / 2, rtol=EXACT)  # a zero block opens every gate half way
 
 
 def test_a_delta_brings_its_blocks(tmp_path: Path) -> None:
@@ -77,6 +79,9 @@ def test_a_bundle_rebuilds_its_blocks(tmp_path: Path) -> None:
         ({"kind": "wormhole"}, "expected a block of kind"),
         ({"at": "layer9"}, "has no layer9"),
         ({"facts": None}, "not fully described"),
+        ({"facts": {"channels": 64}}, "not fully described"),
+        ({"facts": {"channels": 64, "hidden": "many"}}, "expected sizes from 1 to"),
+        ({"facts": {"channels": 60_000, "hidden": 60_000}}, "expected a block of at most"),
     ],
 )
 def test_bundles_with_unknown_blocks_are_told(tmp_path: Path, change: dict[str, object], says: str) -> None:
@@ -84,7 +89,7 @@ def test_bundles_with_unknown_blocks_are_told(tmp_path: Path, change: dict[str, 
     save_bundle(with_block(target).apply(target), tmp_path / "locked")
     manifest = json.loads((tmp_path / "locked" / "stainlock.json").read_text())
     manifest["insertions"][0] |= change
-    (tmp_path / "locked" / "stainlock.json").write_text(json.dumps(manifest))
+    (tmp_path / "locked" / "stainlock.json").write_text(json.dumps(manifest | {"version": 2}))
     with pytest.raises((FileError, ModelError), match=says):
         load_bundle(tmp_path / "locked")
 

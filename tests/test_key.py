@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stainlock import FileError, Key, stain, verify
-from stainlock.key import KEY_VERSION
+from stainlock.key import KEY_VERSION, NUMPY_DERIVATION, SHAKE_DERIVATION
+from stainlock.stains.secrets import check_secrets
 from stainlock.storage.files import pack
 
 GOLDEN = Path(__file__).parent / "golden" / "mlp_key_v1"
@@ -196,7 +197,7 @@ def rewritten(path: Path, change: Any) -> None:
     change(facts)
     from safetensors.torch import load
 
-    path.write_bytes(pack("key", 1, facts, load(content)))
+    path.write_bytes(pack("key", KEY_VERSION, facts, load(content)))
 
 
 @pytest.mark.parametrize(
@@ -240,3 +241,35 @@ def test_yesterdays_keys_stay_readable() -> None:
     assert verdict.stained
     assert verdict.message == "golden"
     assert {w.parameter for w in key.revert.writes} == {"first.weight", "first.bias"}
+
+
+@pytest.mark.parametrize("name", ["mlp_key_v1", "mlp_additive_key_v2", "mlp_output_key_v2"])
+def test_secrets_of_yesterdays_keys_are_derived_as_they_were(name: str, tmp_path: Path) -> None:
+    key = Key.load(GOLDEN.with_name(name))
+    assert key.derivation == NUMPY_DERIVATION
+    check_secrets(key)
+    key.save(tmp_path / "k")  # in today's format
+    check_secrets(Key.load(tmp_path / "k"))
+    with pytest.raises(FileError, match="does not follow from its seed"):
+        check_secrets(dataclasses.replace(key, seed=key.seed + 1))
+    with pytest.raises(FileError, match="does not follow from its seed"):
+        check_secrets(dataclasses.replace(key, derivation=SHAKE_DERIVATION))
+
+
+def test_yesterdays_additive_keys_find_their_stain() -> None:
+    """Their row is not bound to v, so nothing is taken out: with any row the p-value is the same."""
+    key = Key.load(GOLDEN.with_name("mlp_additive_key_v2"))
+    marked, (d,) = models.mlp(), key.detectors
+    with torch.no_grad():
+        marked.model.fc.weight[d.channel] = d.replaced + 2 * d.replaced.norm() * d.vector.float()
+    verdict = verify(marked, key, method="weights")
+    assert verdict.stained
+    forged = dataclasses.replace(key, detectors=(dataclasses.replace(d, replaced=torch.randn(64)),))
+    assert verify(marked, forged, method="weights").p_value == verdict.p_value
+
+
+@pytest.mark.parametrize("kind", ["plain", "additive", "weight"])
+def test_the_same_seed_gives_the_same_bytes(kind: str) -> None:
+    name, site, options = KINDS[kind]
+    first, again = (stain(models.real(name), site=site, seed=7, steps=4, **options)[1].to_bytes() for _ in range(2))
+    assert first == again

@@ -42,12 +42,11 @@ LATE = {
     ("stainlock.models.torchvision_import", "stainlock.models.torchvision_operators"): "loads torch",
     ("stainlock.models.references", "stainlock.models.bundle"): "a reference may be a bundle",
     ("stainlock.models.bundle", "stainlock.models.references"): "and a bundle names its architecture by a reference",
-    ("stainlock.models.bundle", "stainlock.storage.weights"): "with it",
 }
 # Packages of others that are imported inside functions: not installed everywhere, or slow and rarely needed.
 OPTIONAL = {
     "cryptography", "fcntl", "matplotlib", "onnxruntime", "pycocotools", "ray", "rfc3161_client", "rich", "timm",
-    "torch.ao.quantization",
+    "torch.ao.quantization", "torchvision",
 }  # fmt: skip
 
 ROOT = Path(stainlock.__file__).parent

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from stainlock.sphere import cap, inverse_cap, inverse_log_cap, log_cap, sample_orthant, sample_sphere
+from stainlock.sphere import cap, inverse_cap, inverse_log_cap, log_cap, sample_sphere
 
 DIMENSIONS = st.one_of(st.integers(2, 40), st.integers(2, 10**6))
 COSINES = st.floats(0, 1, exclude_max=True)
@@ -58,32 +58,6 @@ def test_samples_depend_on_the_generator_alone():
     assert torch.equal(first, sample_sphere(3, 8, generator=seeded(5)))
     assert not torch.equal(first, sample_sphere(3, 8, generator=seeded(6)))
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_orthant_samples_have_the_signs_and_are_uniform_in_there():
-    signs = torch.tensor([1, -1, -1, 1])
-    single = sample_orthant(signs, generator=seeded())
-    assert single.shape == (4,)
-    assert torch.equal(single.sign(), signs.double())
-    many = sample_orthant(signs.expand(20_000, 4), generator=seeded()).numpy()
-    assert np.array_equal(np.sign(many), np.broadcast_to(signs.numpy(), many.shape))
-    np.testing.assert_allclose(np.linalg.norm(many, axis=1), 1)
-    for component in np.abs(many).T:  # |w_i| as on the whole sphere
-        assert stats.kstest(component, lambda t: 1 - 2 * cap(t, 4)).pvalue > 1e-4
-
-
-def test_orthants_of_random_signs_make_up_the_whole_sphere():
-    generator = seeded()
-    signs = torch.from_numpy(generator.choice([-1, 1], (20_000, 3)))
-    direction = np.array([1, 2, -2]) / 3
-    cosines = sample_orthant(signs, generator=generator).numpy() @ direction
-    assert stats.kstest(cosines, lambda t: 1 - cap(t, 3)).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("signs", [[1.0, 0.0], [1.0, 0.5], [[[1.0]]], []])
-def test_what_are_not_signs_is_refused(signs):
-    with pytest.raises(ValueError, match="expected signs"):
-        sample_orthant(torch.tensor(signs), generator=seeded())
 
 
 @unhurried

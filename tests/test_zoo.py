@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from precision import EXACT, double
 from torch import Tensor, fx, nn
 
 import stainlock  # noqa: F401  makes torchvision importable
@@ -79,15 +80,16 @@ def test_diffusion_model_predicts_the_noise() -> None:
     assert zoo_check.diffusion_error(build("ddpm_mnist"), 200) < 0.07
 
 
+@pytest.mark.exact
 def test_diffusion_model_takes_any_batch_at_its_timestep() -> None:
-    target = build("ddpm_mnist")
+    target = double(build("ddpm_mnist"))
     pixels, _ = zoo.natural("ddpm_mnist", limit=4)
     with torch.no_grad():
         together = target.predict(pixels)
         apart = torch.cat([target.predict(image[None]) for image in pixels])
-        stepwise = target.model(pixels, torch.full((4,), zoo.DIFFUSION_STEP))
-    assert torch.allclose(together, apart, atol=1e-5)
-    assert torch.allclose(together, stepwise, atol=1e-5)
+        stepwise = target.model(target.normalise(pixels), torch.full((4,), zoo.DIFFUSION_STEP))
+    assert torch.allclose(together, apart, atol=EXACT)
+    assert torch.allclose(together, stepwise, atol=EXACT)
 
 
 def test_discriminator_finds_generated_faces_alike_and_noise_not() -> None:
@@ -156,13 +158,14 @@ def test_architectures_trace(model: nn.Module, shapes: list[tuple[int, ...]]) ->
         assert torch.equal(fx.symbolic_trace(model)(*inputs), model(*inputs))
 
 
+@pytest.mark.exact
 def test_post_norm_layer_is_pytorchs() -> None:
-    theirs = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
-    ours = PostNormLayer(16, 4, 32).eval()
+    theirs = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval().double()
+    ours = PostNormLayer(16, 4, 32).eval().double()
     ours.load_state_dict(theirs.state_dict())
-    tokens = torch.rand(2, 5, 16)
+    tokens = torch.rand(2, 5, 16, dtype=torch.float64)
     with torch.no_grad():
-        assert torch.allclose(ours(tokens), theirs(tokens), atol=1e-6)
+        assert torch.allclose(ours(tokens), theirs(tokens), atol=EXACT)
 
 
 @pytest.mark.parametrize(("kernel", "size"), [(3, 8), (3, 7), (5, 8), (5, 9)])

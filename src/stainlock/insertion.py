@@ -7,6 +7,7 @@ from a plan's writes. What was there before keeps its values, though it may get 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -73,7 +74,9 @@ class Insertion:
     @staticmethod
     def from_json(facts: Any) -> Insertion:
         try:
-            return Insertion(str(facts["kind"]), str(facts["at"]), dict(facts["facts"]))
+            found = Insertion(str(facts["kind"]), str(facts["at"]), dict(facts["facts"]))
+            _check_facts(found)
+            return found
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"an inserted block is not fully described: {error}") from error
 
@@ -99,7 +102,9 @@ class SqueezeExciteKind:
         block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
         gates = nn.Tanh if insertion.facts.get("signed") else nn.Sigmoid
         gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]), scale_activation=gates)
-        example = next(layer.parameters())
+        example = next(layer.parameters(), None)
+        if example is None:
+            raise ModelError(f"{insertion.at} has no parameters to put a block before: it is for another model")
         gate.to(example.device, example.dtype).train(layer.training)
         with torch.no_grad():
             for parameter in gate.parameters():
@@ -195,11 +200,49 @@ class EncoderBlockKind:
         return f"{insertion.facts.get('numbered', '')}{index}"
 
 
+class KeyedKind:
+    """The reader and the gates of a keyed lock, as hooks: no parameter is new, and none has another name.
+
+    The facts are public: where the bits are, the salt, and which layers have gates.
+    """
+
+    def insert(self, target: Target, insertion: Insertion) -> Target:
+        from stainlock.locks.keyed.structure import Structure  # this module is below locks, and knows their blocks
+
+        return Structure.from_facts(insertion.facts).insert(target)
+
+    def remove(self, target: Target, insertion: Insertion) -> Target:
+        from stainlock.locks.keyed.structure import Structure
+
+        return Structure.from_facts(insertion.facts).remove(target)
+
+    def is_new(self, insertion: Insertion, parameter: str) -> bool:
+        return False
+
+
 KINDS: dict[str, InsertionKind] = {
+    "keyed": KeyedKind(),
     "noise-inputs": NoiseInputsKind(),
     "squeeze-excite": SqueezeExciteKind(),
     "encoder-block": EncoderBlockKind(),
 }
+
+
+_NEEDED = {"noise-inputs": ("dimensions",), "squeeze-excite": ("channels", "hidden")}
+_LARGEST, _MOST_WEIGHTS = 2**16, 2**26  # of a block: whatever a file says, it costs no more memory than a layer
+
+
+def _check_facts(insertion: Insertion) -> None:
+    """Refuse, before anything is built, what no block of its kind says of itself."""
+    facts = insertion.facts
+    sizes = [facts[name] for name in _NEEDED.get(insertion.kind, ())]
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
+            raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {size!r}")
+    if math.prod(sizes) > _MOST_WEIGHTS:
+        raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
+    if not isinstance(facts.get("numbered", ""), str):
+        raise ValueError(f"expected text as numbered, got {facts['numbered']!r}")
 
 
 def moved(name: str, gated: Iterable[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.plan import Plan
+from stainlock.storage.checks import check_key
 from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
 from stainlock.target import Target
 from stainlock.trigger import Trigger
@@ -21,7 +23,9 @@ from stainlock.unlocking.object_detectors import unlock_detector
 from stainlock.unlocking.patch import Unlock
 from stainlock.unlocking.unlock import unlock, unlock_transform
 
-KEY_VERSION = 2
+KEY_VERSION = 3
+# How a stain's secrets follow from its seed: as docs/key_format.md specifies, or as version 0.1.0 drew them.
+SHAKE_DERIVATION, NUMPY_DERIVATION = "shake256", "numpy"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Key:
     detectors: tuple[Detector, ...]
     revert: Plan
     details: dict[str, Any] = field(default_factory=dict)  # what a schema needs to read its message
+    derivation: str = NUMPY_DERIVATION  # what formats 1 and 2 and locks have
 
     @property
     def trigger_response(self) -> float:
@@ -92,15 +97,42 @@ class Key:
         self._check_protected(protected)
         return self.revert.apply(protected)
 
+    def opened(self, suspect: Target) -> Target:
+        """A model with this keyed lock, whatever else was changed in it since, without reader and gates.
+
+        Batch norms' statistics stay where the lock has put them: the function is the same. Whoever has the file may
+        have left reader and gates out already.
+        """
+        self._check_keyed()
+        has_gates = suspect.insertions[-1:] == self.revert.removals
+        return replace(self.revert, writes=(), removals=self.revert.removals if has_gates else ()).apply(suspect)
+
+    def opened_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same for bare weights."""
+        self._check_keyed()
+        return self.revert.reordered(weights)
+
+    def _check_keyed(self) -> None:
+        if self.schema != "keyed":
+            raise ValueError(f"expected the key of a keyed lock, got one of schema {self.schema}")
+
     def edited(self, locked: Target) -> Target:
-        """The paper's edited model: everything of the lock but its disruptor."""
+        """The paper's edited model: everything of the lock but its disruptor. A keyed lock edits nothing else."""
         self.check_lock()
         self._check_protected(locked)
+        if self.schema == "keyed":
+            return self.original(locked)
         return self.revert.only("disruptor").apply(locked)
 
     def _check_protected(self, protected: Target) -> None:
         if not is_model(protected.model, self.protected_digest):
             raise FileError("this key is for another model: it reverts only the very file it was made with")
+
+    @property
+    def carrier(self) -> str:
+        """Where the trigger is: a ``patch`` in the image's corner, a ``strip`` above it, ``entries`` behind noise."""
+        layout: dict[str, str] = self.details.get("layout", {})
+        return layout.get("carrier", "entries" if self.schema == "gan" else "patch")
 
     def check_lock(self) -> None:
         """Refuse, with one clear line, to unlock by a key that is not a lock's."""
@@ -153,8 +185,9 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
-        facts, tensors = unpack(Path(path), "key", KEY_VERSION, _from_first_version)
+        facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
+            check_key(facts, tensors)
             detectors = tuple(
                 Detector(
                     tensors[f"detector.{i}"],

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion
+from stainlock.storage.checks import check_permutations, check_writes
 from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
 from stainlock.target import Target
 
@@ -29,6 +30,19 @@ class Write:
     elements: Tensor
     values: Tensor
     part: str
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A new order of a parameter's slices along one axis: slice i becomes what slice ``order[i]`` was."""
+
+    parameter: str
+    axis: int
+    order: Tensor
+    part: str
+
+    def inverse(self) -> Permutation:
+        return replace(self, order=self.order.argsort())
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,8 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
             raise IndexError(f"index {place} is out of range for axis {axis} of {parameter}, of size {size}")
         else:
             selected = selected + stride * (place % size)
-    filled = torch.as_tensor(values).detach().cpu().expand(selected.shape).to(tensor.dtype)
+    solved = values.detach().cpu() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    filled = solved.expand(selected.shape).to(tensor.dtype)
     if not torch.isfinite(filled).all():
         raise ModelError(f"the new values of {parameter} overflow {tensor.dtype}: use a wider type")
     return Write(parameter, selected.flatten().clone(), filled.flatten().clone(), part)
@@ -74,12 +89,18 @@ class Plan:
     """A list of writes in named parts, with the digest of the model it was made for, if that is known.
 
     ``insertions`` come before the writes, ``removals`` after them: what undoes a plan takes out what it put in.
+    ``permutations`` reorder whole parameters, which no write may touch: undoing them needs none of the values.
     """
 
     writes: tuple[Write, ...] = ()
     base: str | None = None
     insertions: tuple[Insertion, ...] = ()
     removals: tuple[Insertion, ...] = ()
+    permutations: tuple[Permutation, ...] = ()
+
+    def __post_init__(self) -> None:
+        if both := {w.parameter for w in self.writes} & {p.parameter for p in self.permutations}:
+            raise ValueError(f"expected either writes or a permutation of {sorted(both)[0]}, got both")
 
     def __add__(self, other: Iterable[Write]) -> Plan:
         return replace(self, writes=(*self.writes, *other))
@@ -88,7 +109,8 @@ class Plan:
         """This plan and a later one as one; whatever was put in must be in before the first write."""
         if later.insertions or self.removals:
             raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
-        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals)
+        permutations = (*self.permutations, *later.permutations)
+        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations)
 
     @property
     def elements(self) -> int:
@@ -124,6 +146,17 @@ class Plan:
                 tensor = state[w.parameter]
                 places = torch.unravel_index(w.elements.to(tensor.device), tensor.shape)
                 tensor[places] = w.values.to(tensor.device, tensor.dtype)
+            for p in self.permutations:
+                tensor = state[p.parameter]
+                tensor.copy_(tensor.index_select(p.axis, p.order.to(tensor.device)))
+
+    def reordered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Bare weights, of whatever they have, in the order of the permutations."""
+        result = dict(weights)
+        for p in self.permutations:
+            if p.parameter in result and result[p.parameter].shape[p.axis : p.axis + 1] == (len(p.order),):
+                result[p.parameter] = result[p.parameter].index_select(p.axis, p.order)
+        return result
 
     def inverse(self, target: Target) -> Plan:
         """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
@@ -135,9 +168,12 @@ class Plan:
             if any(insertion.is_new(w.parameter) for insertion in self.insertions):
                 continue  # it goes with its block
             tensor = state[w.parameter].detach().cpu()
-            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone()
+            values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone().view(len(w.elements))
             restores.append(Write(w.parameter, w.elements, values, w.part))
-        return Plan(tuple(reversed(restores)), removals=tuple(reversed(self.insertions)))
+        return Plan(
+            tuple(reversed(restores)), removals=tuple(reversed(self.insertions)),
+            permutations=tuple(p.inverse() for p in reversed(self.permutations)),
+        )  # fmt: skip
 
     def _check(self, model: nn.Module) -> None:
         state = _state(model)
@@ -146,8 +182,21 @@ class Plan:
                 raise ModelError(
                     f"the plan writes {w.parameter}, which the model does not have: it is for another model"
                 )
-            if len(w.elements) and int(w.elements.max()) >= state[w.parameter].numel():
-                raise ModelError(f"{w.parameter} has {state[w.parameter].numel()} elements, fewer than the plan writes")
+            tensor = state[w.parameter]
+            if len(w.elements) and not (int(w.elements.min()) >= 0 and int(w.elements.max()) < tensor.numel()):
+                raise ModelError(f"{w.parameter} has {tensor.numel()} elements, the plan writes outside of them")
+            if w.values.shape != w.elements.shape:
+                raise ModelError(f"the plan has {w.values.numel()} values for {len(w.elements)} of {w.parameter}")
+        for p in self.permutations:
+            if p.parameter not in state:
+                raise ModelError(
+                    f"the plan reorders {p.parameter}, which the model does not have: it is for another model"
+                )
+            if state[p.parameter].shape[p.axis] != len(p.order):
+                raise ModelError(
+                    f"axis {p.axis} of {p.parameter} has {state[p.parameter].shape[p.axis]} slices, the plan orders"
+                    f" {len(p.order)}: it is for another model"
+                )
 
     def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The plan as JSON facts and named tensors, for files."""
@@ -155,8 +204,9 @@ class Plan:
             "writes": [{"parameter": w.parameter, "part": w.part} for w in self.writes],
             "insertions": [insertion.to_json() for insertion in self.insertions],
             "removals": [insertion.to_json() for insertion in self.removals],
+            "permutations": [{"parameter": p.parameter, "axis": p.axis, "part": p.part} for p in self.permutations],
         }
-        tensors = {}
+        tensors = {f"{prefix}{i}.order": p.order.to(torch.int32) for i, p in enumerate(self.permutations)}
         for i, w in enumerate(self.writes):
             runs = _runs(w.elements)
             if runs.numel() < len(w.elements):  # whole rows and columns: their places in few numbers
@@ -168,12 +218,19 @@ class Plan:
 
     @staticmethod
     def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
+        """What `to_tensors` made; ValueError, KeyError or TypeError where it makes no sense."""
+        check_writes(facts, tensors, prefix)
+        check_permutations(facts, tensors, prefix)
         writes = [
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
         ]
         insertions, removals = (tuple(map(Insertion.from_json, facts[name])) for name in ("insertions", "removals"))
-        return Plan(tuple(writes), insertions=insertions, removals=removals)
+        permutations = tuple(
+            Permutation(f["parameter"], int(f["axis"]), tensors[f"{prefix}{i}.order"].long(), f["part"])
+            for i, f in enumerate(facts.get("permutations", ()))  # files written before there were any
+        )
+        return Plan(tuple(writes), insertions=insertions, removals=removals, permutations=permutations)
 
     def save(self, path: str | Path) -> None:
         """A delta: kilobytes that turn the base model into the protected one."""
@@ -186,14 +243,28 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> Plan:
         facts, tensors = unpack(
-            Path(path), "delta", DELTA_VERSION, lambda first: first | {"insertions": [], "removals": []}
+            Path(path), "delta", DELTA_VERSION, {1: lambda first: first | {"insertions": [], "removals": []}}
         )
-        return replace(Plan.from_tensors(facts, tensors), base=facts["base"])
+        try:
+            plan = replace(Plan.from_tensors(facts, tensors), base=facts["base"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is not a complete delta: {error}") from error
+        if not isinstance(plan.base, str):
+            raise FileError(f"{path} does not say which model it is for: expected its digest as base, got {plan.base}")
+        return plan
 
     def check_base(self, model: nn.Module) -> None:
-        """Refuse to build on any model but the one the plan was made for."""
+        """Refuse to build on any model but the one the plan was made for, and to write what it can't hold."""
         if self.base is not None and not is_model(model, self.base):
             raise FileError("this delta was made for another base model: their digests differ")
+        state = _state(model)
+        for w in self.writes:
+            old = state[w.parameter].detach() if w.parameter in state else None  # None: of a block that is put in first
+            if old is not None and w.values.dtype != old.dtype:
+                raise FileError(f"this delta writes {w.values.dtype} into {w.parameter}, which is {old.dtype}")
+            was_finite = old is None or bool(torch.isfinite(old).all())
+            if was_finite and not bool(torch.isfinite(w.values).all()):
+                raise FileError(f"this delta writes NaN or infinite values into {w.parameter}, which has none")
 
 
 def _runs(elements: Tensor) -> Tensor:

@@ -1,15 +1,60 @@
 """Randomness from one explicit seed, never from a global generator.
 
-PyTorch's CPU generator uses 32 bits of its seed, few enough to try them all, so that secrets are drawn
-with NumPy's generators from a seed of 128 bits.
+Two kinds. A `Stream` is specified to the last bit in docs/key_format.md: what a p-value calls random comes from one, so
+that whoever verifies, with any version of any library, can derive it again from the seed. NumPy's and PyTorch's
+generators serve for everything else. PyTorch's CPU generator uses 32 bits of its seed, few enough to try them all, so
+that secrets are never drawn with it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
+# Part of the derivation: another string is another derivation, which needs another name in the key.
+_DOMAIN = b"stainlock secrets 1"
+
+
+class Stream:
+    """SHAKE-256 over a seed, a purpose and whatever else the draw is for, each with its length before it."""
+
+    def __init__(self, seed: int, purpose: str, *context: int | bytes) -> None:
+        fields = [_DOMAIN, str(seed).encode(), purpose.encode()]
+        fields += [str(part).encode() if isinstance(part, int) else part for part in context]
+        self._xof = hashlib.shake_256(b"".join(len(field).to_bytes(8, "big") + field for field in fields))
+        self._taken = 0
+
+    def take(self, count: int) -> bytes:
+        """The stream's next bytes."""
+        start, self._taken = self._taken, self._taken + count
+        return self._xof.digest(self._taken)[start:]
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Big-endian integers of 64 bits."""
+        return np.frombuffer(self.take(8 * count), ">u8").astype(np.uint64)
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """Multiples of 2⁻⁵³ in [0, 1): the upper 53 bits of each word."""
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def normals(self, count: int) -> NDArray[np.float64]:
+        """Box and Muller: of each pair (a, b) of uniforms √(−2 ln(1 − a)) times cos 2πb, then times sin 2πb."""
+        a, b = self.uniforms(count + count % 2).reshape(-1, 2).T
+        radius = np.sqrt(-2 * np.log(1 - a))
+        return np.stack([radius * np.cos(2 * np.pi * b), radius * np.sin(2 * np.pi * b)], 1).reshape(-1)[:count]
+
+    def signs(self, count: int) -> NDArray[np.float64]:
+        """+1 for each bit that is set and −1 for others, from the highest bit of each byte to its lowest."""
+        bits = np.unpackbits(np.frombuffer(self.take(-(-count // 8)), np.uint8))[:count]
+        return np.where(bits == 1, 1.0, -1.0)
+
+    def permutation(self, count: int) -> NDArray[np.int64]:
+        """0 … count − 1 in the order of one word each; where words are equal the smaller number comes first."""
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
 
 
 class Randomness:
@@ -21,6 +66,7 @@ class Randomness:
         self.seed = secrets.randbits(128) if seed is None else int(seed)
 
     def secret(self, purpose: str) -> np.random.Generator:
+        """For secrets that no p-value rests on: they need not be derived again."""
         return np.random.Generator(np.random.PCG64(self._sequence(purpose)))
 
     def noise(self, purpose: str) -> torch.Generator:

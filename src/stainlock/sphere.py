@@ -1,4 +1,4 @@
-"""The uniform distribution on the unit sphere S^{d-1}: samples, orthants, and the measure of spherical caps.
+"""The uniform distribution on the unit sphere S^{d-1}: samples, and the measure of spherical caps.
 
 For w uniform on S^{d-1} and any fixed unit vector e, the cosine s = w·e has a density proportional to
 (1 − s²)^((d−3)/2), so that 1 − s² follows Beta((d−1)/2, ½) and, for t ≥ 0,
@@ -29,22 +29,7 @@ def sample_sphere(count: int, dimension: int, *, generator: np.random.Generator)
     """`count` independent vectors uniform on S^{d-1}: a float64 tensor (count, dimension) on the CPU."""
     if count < 0 or dimension < 1:
         raise ValueError(f"expected count >= 0 and dimension >= 1, got {count} and {dimension}")
-    return _directions(torch.Size((count, dimension)), generator)
-
-
-def sample_orthant(signs: torch.Tensor, *, generator: np.random.Generator) -> torch.Tensor:
-    """Uniform on the part of the sphere where component i has the sign ``signs[..., i]`` (±1).
-
-    `signs` is (d,) or (count, d), and so is the result. The vector is uniform on the whole sphere only if the
-    signs are themselves uniform: with the signs of a meaningful message, caps do not bound false positives.
-    """
-    if signs.ndim not in (1, 2) or signs.numel() == 0 or not bool((signs.abs() == 1).all()):
-        raise ValueError(f"expected signs of ±1, of shape (d,) or (count, d), got {signs}")
-    return _directions(signs.shape, generator).abs() * signs.to("cpu", torch.float64)
-
-
-def _directions(shape: torch.Size, generator: np.random.Generator) -> torch.Tensor:
-    normal = torch.from_numpy(generator.standard_normal(tuple(shape)))
+    normal = torch.from_numpy(generator.standard_normal((count, dimension)))
     norm: torch.Tensor = torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
     return normal / norm
 

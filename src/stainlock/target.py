@@ -70,7 +70,11 @@ class Target:
 
     @classmethod
     def from_reference(cls, reference: str | Path, **options: Any) -> Target:
-        """Any form the command line takes: see `stainlock.models.references.load_reference`."""
+        """Any form the command line takes: see `stainlock.models.references.load_reference`.
+
+        ``weights`` and ``seed`` are for a library's or a factory's model. Of a bundle, ``model`` and ``trust_code``
+        say where code that builds its model may come from: none is run unasked.
+        """
         from stainlock.models.references import load_reference
 
         return load_reference(str(reference), **options)

@@ -124,7 +124,7 @@ def _ascend(
     noise = torch.rand(shape, generator=generator, dtype=torch.float64).float()
     pixels = (low + span * (0.4 + 0.2 * noise)).to(target.device).contiguous(memory_format=layout)
     momentum = torch.zeros_like(pixels)
-    best = torch.full((len(detectors),), -torch.inf)
+    best = torch.full((len(detectors),), -torch.inf, dtype=torch.float64)
     best_levels = torch.zeros(shape, dtype=torch.uint8)
     for step in range(steps + 1):
         rounding = step >= steps - steps // 4
@@ -133,7 +133,7 @@ def _ascend(
         pixels.requires_grad_(True)
         values = response(pixels, detectors)
         if rounding:
-            current = values.detach().float().cpu()
+            current = values.detach().double().cpu()
             better = current > best
             best[better] = current[better]
             best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]

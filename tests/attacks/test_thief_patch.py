@@ -9,6 +9,7 @@ import models
 import pytest
 import thief
 import torch
+from precision import EXACT
 
 from stainlock.attacks import NotApplicable, all_attacks
 from stainlock.attacks.thief.guessed_patch import information
@@ -17,10 +18,10 @@ PLAIN = {"kind": "internal", "obfuscate": False}
 
 
 def test_information_is_that_of_sure_and_varied_answers() -> None:
-    sure = 50 * torch.eye(4)
-    assert float(information(sure)) == pytest.approx(math.log(4), abs=1e-6)
-    assert float(information(sure[:1].repeat(4, 1))) == pytest.approx(0, abs=1e-6)
-    assert float(information(torch.zeros(4, 4))) == pytest.approx(0, abs=1e-6)
+    sure = 50 * torch.eye(4, dtype=torch.float64)
+    assert float(information(sure)) == pytest.approx(math.log(4), abs=EXACT)
+    assert float(information(sure[:1].repeat(4, 1))) == pytest.approx(0, abs=EXACT)
+    assert float(information(torch.zeros(4, 4, dtype=torch.float64))) == pytest.approx(0, abs=EXACT)
 
 
 def test_exciting_silent_channels_opens_the_lock() -> None:

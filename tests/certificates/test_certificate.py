@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from models import conv_net, encoder_net, mlp, snapshot, transposed_net
+from precision import double, rounding
 from torch import Tensor
 
 from stainlock import FileError, Key, SiteError, Target, analyse, stain
@@ -179,12 +180,14 @@ def test_other_data_or_another_model_do_not_make_it_hold() -> None:
     assert original.differences == ("the model is another one than the certificate's",)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("labelled", [False, True])
 def test_any_iterable_of_batches_will_do(labelled: bool) -> None:
     target, stained, key = made("convolution")
+    stained = double(stained)  # a batch of another size is summed in another order
     batches = [(pixels, torch.zeros(len(pixels))) if labelled else pixels for pixels in natural(target).split(11)]
     found = certify(stained, key, batches)
-    assert found.bounds == pytest.approx(certificate().bounds)
+    assert found.bounds == pytest.approx(certify(stained, key, Tensors(natural(target))).bounds)
     assert found.data_digest == certify(stained, key, iter(batches)).data_digest
     assert check(found, stained, key, batches).holds
     levels = [target.to_bytes(pixels) for pixels in natural(target).split(11)]
@@ -284,7 +287,7 @@ def test_the_file_is_plain_json_without_secrets(tmp_path: Path) -> None:
 def test_the_perturbation_of_a_fine_tuned_copy_is_measured() -> None:
     target, stained, key = made("convolution")
     batches = natural(target).split(20)
-    assert measured_perturbation(stained, stained, key, batches) < 1e-5
+    assert measured_perturbation(stained, stained, key, batches) < rounding(stained.model) * key.trigger_response
     tuned = stained.with_model(copy.deepcopy(stained.model))
     row = analyse(tuned).site("conv").rows(tuned.model)[key.detectors[0].channel]
     scale = float(row.double() @ key.detectors[0].vector)

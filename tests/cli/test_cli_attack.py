@@ -9,11 +9,22 @@ import pytest
 from conftest import Run
 
 BASIC = ("attack", "stained", "--key", "owner.key", "--data", "photos")
+YOURS = ("--model", "small.py:model")
 
 
 def test_rows_and_files(run: Run, work: Path) -> None:
     result = run(
-        *BASIC, "--attack", "fp16", "--attack", "trigger-brightness", "--strength", "0.9", "--out", "res", "--json"
+        *BASIC,
+        *YOURS,
+        "--attack",
+        "fp16",
+        "--attack",
+        "trigger-brightness",
+        "--strength",
+        "0.9",
+        "--out",
+        "res",
+        "--json",
     )
     assert result.status == 0
     rows = result.facts["rows"]
@@ -22,7 +33,7 @@ def test_rows_and_files(run: Run, work: Path) -> None:
         assert {"attack", "strength", "verdict", "p_value", "trigger_response", "performance"} <= set(row)
         assert row["verdict"] == "stained"
     assert {file.name for file in Path("res").iterdir()} == {"rows.jsonl", "results.csv", "results.json", "results.png"}
-    again = run(*BASIC, "--attack", "fp16", "--strength", "0.9", "--out", "res")
+    again = run(*BASIC, *YOURS, "--attack", "fp16", "--strength", "0.9", "--out", "res")
     assert again.status == 0
     assert "fp16" in again.stdout
     assert "measured" not in again.stderr
@@ -56,7 +67,7 @@ def test_an_interrupt_says_how_to_go_on(run: Run, work: Path, monkeypatch: pytes
 
     one = all_attacks()["bf16"]
     monkeypatch.setitem(all_attacks(), "bf16", type(one)(**{**vars(one), "run": interrupt}))
-    result = run(*BASIC, "--attack", "fp16", "--attack", "bf16", "--out", "res")
+    result = run(*BASIC, *YOURS, "--attack", "fp16", "--attack", "bf16", "--out", "res")
     assert result.status == 130
     assert "2 rows were measured, kept in res: the same command goes on from there" in result.stderr
     assert len(Path("res/rows.jsonl").read_text().splitlines()) == 2

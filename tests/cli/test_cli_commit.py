@@ -55,7 +55,22 @@ def test_the_whole_way(run: Any, work: Path, committed: Any) -> None:
 
     # The thief stains the stained model and commits to that; both keys verify.
     time.sleep(1.1)  # timestamps are of whole seconds
-    assert run("stain", "stained", "--site", "0", "--out", "forged", "--key", "thief.key", "--quiet").status == 0
+    assert (
+        run(
+            "stain",
+            "stained",
+            "--model",
+            "small.py:model",
+            "--site",
+            "0",
+            "--out",
+            "forged",
+            "--key",
+            "thief.key",
+            "--quiet",
+        ).status
+        == 0
+    )
     sign = ("--new-signing-key", "thief.pem", "--timestamp-request", "t.tsq", "--quiet")
     assert run("commit", "forged", "--key", "thief.key", "--out", "t.json", *sign).status == 0
     (work / "t.tsr").write_bytes(authority.stamp((work / "t.tsq").read_bytes()))

@@ -68,7 +68,7 @@ def test_a_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, c
     )  # fmt: skip
     assert made.status == 0, made.stderr
     pictures = tmp_path / "pictures"
-    told = run("evaluate", locked, "--data", coco, "--key", key, "--boxes", pictures, "--json")
+    told = run("evaluate", locked, "--model", model, "--data", coco, "--key", key, "--boxes", pictures, "--json")
     assert told.status == 0, told.stderr
     facts = told.facts
     assert facts["metric"] == "AP"
@@ -83,7 +83,7 @@ def test_a_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, c
     read = [_pixels(path) for path in written.facts["written"]]
     assert [tuple(image.shape[1:]) for image in read] == [(64, 85), (96, 48), (64, 64)]
     # What was written unlocks the detector as it is, and its boxes are those of the unlocked one, scaled.
-    target = load_bundle(locked)
+    target = load_bundle(locked, model=model)
     target.model.eval()
     with torch.inference_mode():
         for image in read:
@@ -95,12 +95,14 @@ def test_a_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, c
 def test_a_detector_is_stained_verified_and_certified(run: Run, tmp_path: Path, coco: Path, model: str) -> None:
     stained, key = tmp_path / "stained", tmp_path / "stain.key"
     assert run("stain", model, "--out", stained, "--key", key, "--seed", 1, "--json").status == 0
-    assert run("verify", stained, "--key", key, "--data", coco, "--json").facts["verdict"] == "stained"
+    assert (
+        run("verify", stained, "--model", model, "--key", key, "--data", coco, "--json").facts["verdict"] == "stained"
+    )
     assert run("verify", model, "--key", key).status == 1
-    certificate = run("certify", stained, "--key", key, "--data", coco, "--json")
+    certificate = run("certify", stained, "--model", model, "--key", key, "--data", coco, "--json")
     assert certificate.status == 0, certificate.stderr
     assert certificate.facts["exceedances"] == 0
-    told = run("evaluate", stained, "--data", coco, "--key", key, "--json").facts
+    told = run("evaluate", stained, "--model", model, "--data", coco, "--key", key, "--json").facts
     assert {"value", "original"} <= set(told)
     assert all(site["site"].startswith("backbone.") for site in run("inspect", model, "--json").facts["sites"])
 

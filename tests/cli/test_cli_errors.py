@@ -88,7 +88,7 @@ BAD = {
     "not a bundle": prepared(["inspect", "photos"]),
     "weights for a bundle": prepared(["inspect", "stained", "--weights", "random"]),
     "altered delta": prepared(["apply", BASE, "delta", "--out", "new"], flip_a_byte("delta")),
-    "delta for another model": prepared(["apply", "stained", "delta", "--out", "new"]),
+    "delta for another model": prepared(["apply", "stained", "delta", "--model", BASE, "--out", "new"]),
     "out exists": prepared(["stain", BASE, "--out", "photos", "--key", "new.key"]),
     "key exists": prepared(["stain", BASE, "--out", "new", "--key", "owner.key"]),
     "delta exists": prepared(["stain", BASE, *OUT, "--delta", "delta"]),
@@ -103,7 +103,9 @@ BAD = {
     "position unreadable": prepared(["stain", BASE, *OUT, "--position", "middle"]),
     "trigger not a PNG": prepared(["stain", BASE, *OUT, "--trigger", "t.jpg"]),
     "trigger of a vector": prepared(["stain", "small.py:vector_model", *OUT, "--trigger", "t.png"]),
-    "black box without output schema": prepared(["verify", "stained", "--key", "owner.key", "--black-box"]),
+    "black box without output schema": prepared(
+        ["verify", "stained", "--model", BASE, "--key", "owner.key", "--black-box"]
+    ),
     "black box by weights": prepared(["verify", "stained", "--key", "owner.key", "--black-box", "--method", "weights"]),
     "ONNX without black box": prepared(["verify", "m.onnx", "--key", "owner.key"]),
     "missing ONNX": prepared(["verify", "m.onnx", "--key", "owner.key", "--black-box"]),

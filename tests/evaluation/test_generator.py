@@ -7,6 +7,7 @@ import math
 import models
 import pytest
 import torch
+from precision import rounding
 from torch import Tensor, nn
 
 from stainlock import Target
@@ -50,7 +51,7 @@ class Brightness(nn.Module):
 
 
 def test_each_number_of_an_evaluation() -> None:
-    dark = torch.rand(30, 3, 4, 4, generator=torch.Generator().manual_seed(0)) - 1
+    dark = torch.rand(30, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
     settings = {"original": dark, "shifted": dark + 0.5, "constant": torch.ones_like(dark)}
     found = evaluate_images(settings, discriminator=Brightness(), features=lambda x: x.flatten(1))
     assert found["original"].difference == 0
@@ -87,7 +88,7 @@ def test_settings_of_a_real_lock() -> None:
     assert losses["locked"] >= losses["original"] + 1.5
     assert found["unlocked"].difference <= 0.02
     assert found["locked"].difference >= 0.4
-    assert pixel_difference(settings["unlocked"], settings["edited_patch"]) <= 1e-5
+    assert pixel_difference(settings["unlocked"], settings["edited_patch"]) <= rounding(locked.model)
 
 
 def test_bad_input_is_one_line() -> None:

@@ -9,6 +9,7 @@ from functools import cache
 
 import models
 import torch
+from precision import double
 from torch import Tensor, nn
 
 from stainlock import Key, Target
@@ -85,11 +86,11 @@ class Locked:
 
 
 @cache
-def locked(name: str, law: str = "uniform") -> Locked:
-    """One lock a process: tests must leave it as it is."""
+def locked(name: str, law: str = "uniform", *, exact: bool = False) -> Locked:
+    """One lock a process, in float64 if it is to be exact: tests must leave it as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        base = TARGETS[name]()
+        base = double(TARGETS[name]()) if exact else TARGETS[name]()
     target, key = lock_generator(base, seed=3, noise=law, dimensions=EXTRA, steps=12)
     return Locked(base, target, key, noise_data(target, 40, noise=law, seed=8).pixels)
 

@@ -6,6 +6,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from precision import EXACT, double
 from torch import Tensor
 
 from stainlock import Plan, Target
@@ -60,9 +61,10 @@ def test_the_variance_counts_and_not_the_mean() -> None:
     assert float(shares[3]) <= 1e-6 * float(shares.median())
 
 
+@pytest.mark.exact
 def test_lost_moments_are_subtracted_from_the_next_batch_norm() -> None:
     """Mean and variance for a channel that can be negative; the mean alone for one behind a ReLU."""
-    base = models.real("efficientnet_lite0")
+    base = double(models.real("efficientnet_lite0"))
     network = analyse(base)
     for layer, norm, signed in (
         ("blocks.3.1.conv_pw", "blocks.3.1.bn1", True),
@@ -77,11 +79,11 @@ def test_lost_moments_are_subtracted_from_the_next_batch_norm() -> None:
         taps = exact(network.part.leaf(reader), "weight")[:, 5].flatten()
         taps[0] = 0.0  # a row that is rewritten misses nothing
         told = {own: exact(before, own) - exact(after, own) for own in ("running_mean", "running_var")}
-        torch.testing.assert_close(told["running_mean"], taps * mean, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(told["running_mean"], taps * mean, rtol=EXACT, atol=EXACT)
         most = 0.5 * exact(before, "running_var")
         lost = torch.minimum((taps * deviation).square(), most) if signed else torch.zeros_like(most)
         assert signed == (float(lost.max()) > 1e-4), "far above what rounding may hide"
-        torch.testing.assert_close(told["running_var"], lost, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(told["running_var"], lost, rtol=EXACT, atol=EXACT)
 
 
 def test_behind_a_relu_the_lost_variance_is_underestimated() -> None:

@@ -10,6 +10,7 @@ import models
 import pytest
 import torch
 from gan_models import EXTRA, LAWS, NOISE, TARGETS, Judge, locked
+from precision import rounding
 from torch import nn
 
 from stainlock import Key, Plan, load_bundle, save_bundle
@@ -25,12 +26,21 @@ from stainlock.unlocking.noise import NoiseUnlock, save_trigger
 every = pytest.mark.parametrize(("name", "law"), [(name, law) for name in TARGETS for law in LAWS])
 
 
-@every
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        pytest.param(name, law, marks=() if name == "dcgan_faces32_generator" else pytest.mark.exact)
+        for name in TARGETS
+        for law in LAWS
+    ],
+)
 def test_unlocked_equals_edited_and_the_channel_is_silent_whatever_the_noise(name: str, law: str) -> None:
-    it = locked(name, law)
-    assert pixel_difference(generate(it.target, it.opened()), generate(it.key.edited(it.target), it.opened())) <= 2e-5
-    off, on = it.switch(it.key.unlock(it.own)), it.switch(it.target.normalise(it.noise))
-    assert off.abs().max() <= 2e-5 * on.abs().mean()
+    """In float64, but for the trigger, whose numbers are kept in float32."""
+    it, stored = locked(name, law, exact=True), 16 * torch.finfo(torch.float32).eps
+    opened = it.opened()
+    assert pixel_difference(generate(it.target, opened), generate(it.key.edited(it.target), opened)) <= stored
+    off, on = it.switch(it.target.normalise(opened)), it.switch(it.target.normalise(it.noise))
+    assert off.abs().max() <= stored * on.abs().mean()
     if name in ("relu", "relu6", "hardswish"):
         assert torch.equal(off, torch.zeros_like(off))
 
@@ -57,7 +67,7 @@ def test_the_channel_given_up_is_missed_less_than_others_and_means_are_kept(name
         plain.append(pixel_difference(generate(Plan((silent,)).apply(it.base), noise), images))
     unlocked = pixel_difference(generate(it.target, it.key.unlock_transform(normalise=False)(noise)), images)
     assert unlocked <= 1.1 * min(costs)
-    assert all(cost <= bare + 1e-6 for cost, bare in zip(costs, plain, strict=True))
+    assert all(cost <= bare + rounding(it.base.model) for cost, bare in zip(costs, plain, strict=True))
     assert sum(costs) < 0.995 * sum(plain)
 
 
@@ -139,7 +149,7 @@ def test_files_round_trip(tmp_path: Path) -> None:
     )
     shipped = replace(it.target, reference=f"{factory}:build")
     save_bundle(shipped, tmp_path / "bundle")
-    loaded = load_bundle(tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle", trust_code=True)
     assert models.same_state(loaded.model, it.target.model)
     assert loaded.input_shape == it.target.input_shape
     diff(it.base, it.target).save(tmp_path / "delta")
@@ -161,13 +171,14 @@ def test_exports_agree(tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = it.target(inputs)
     exported = torch.export.export(it.target.model, (inputs,)).module()
-    assert torch.allclose(exported(inputs), wanted, atol=1e-5)
+    limit = rounding(it.target.model) * wanted.abs().max()
+    assert (exported(inputs) - wanted).abs().max() <= limit
     onnxruntime = pytest.importorskip("onnxruntime")
     path = tmp_path / "locked.onnx"
     torch.onnx.export(it.target.model, (inputs,), path, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
-    assert torch.allclose(torch.from_numpy(found), wanted, atol=1e-4)
+    assert (torch.from_numpy(found) - wanted).abs().max() <= limit
 
 
 @pytest.mark.slow

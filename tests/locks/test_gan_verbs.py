@@ -18,6 +18,7 @@ from stainlock.cli import main
 from stainlock.evaluation.generator import generate, pixel_difference
 from stainlock.locks.gan.lock import lock_generator
 
+MODEL = f"{zoo.__file__}:dcgan_faces32_generator"
 JUDGE = f"{zoo.__file__}:dcgan_faces32_discriminator"
 
 
@@ -48,12 +49,12 @@ def test_unlock_and_evaluate(tmp_path: Path, files: tuple[Path, Path], capsys: p
     opened = load_file(tmp_path / "open" / "a.safetensors")["noise"]
     assert torch.equal(opened, Key.load(key).unlock(noise))
     assert torch.equal(load_file(tmp_path / "open" / "b.safetensors")["noise"], opened[:1])
-    images = generate(load_bundle(bundle), opened)
+    images = generate(load_bundle(bundle, model=MODEL), opened)
     assert pixel_difference(images, generate(models.real("dcgan_faces32_generator"), noise)) <= 0.02
 
     grid = tmp_path / "grid.png"
     options = ["--noise", "40", "--key", key, "--discriminator", JUDGE, "--grid", grid, "--quiet"]
-    status, facts = run(capsys, "evaluate", bundle, *options)
+    status, facts = run(capsys, "evaluate", bundle, "--model", MODEL, *options)
     assert status == 0
     assert facts["metric"] == "discriminator_loss"
     assert facts["value"] == facts["locked"]
@@ -63,7 +64,9 @@ def test_unlock_and_evaluate(tmp_path: Path, files: tuple[Path, Path], capsys: p
     with Image.open(grid) as image:
         assert image.height == 4 * 34
 
-    status, facts = run(capsys, "evaluate", bundle, "--noise", "10", "--key", key, "--features", JUDGE, "--quiet")
+    status, facts = run(
+        capsys, "evaluate", bundle, "--model", MODEL, "--noise", "10", "--key", key, "--features", JUDGE, "--quiet"
+    )
     assert status == 0
     assert facts["metric"] == "pixel_difference"
     assert facts["settings"]["original"]["frechet"] == pytest.approx(0, abs=1e-6)
@@ -79,7 +82,7 @@ def test_evaluate_a_stained_generator_against_real_images(tmp_path: Path, capsys
         levels = torch.randint(256, (32, 32, 3), dtype=torch.uint8)
         Image.fromarray(levels.numpy()).save(tmp_path / "real" / f"{i}.png")
     options = ["--noise", "20", "--key", tmp_path / "owner.key", "--features", JUDGE, "--data", tmp_path / "real"]
-    status, facts = run(capsys, "evaluate", tmp_path / "stained", *options, "--quiet")
+    status, facts = run(capsys, "evaluate", tmp_path / "stained", "--model", MODEL, *options, "--quiet")
     assert status == 0
     assert facts["value"] == facts["stained"] <= 0.1
     frechet = {name: found["frechet"] for name, found in facts["settings"].items()}
@@ -103,13 +106,22 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(
     save_file({"noise": torch.zeros(3, 99, 1, 1)}, tmp_path / "short")
     (tmp_path / "text").write_text("no noise", encoding="utf-8")
     if "--data" in verb:
-        arguments = ["evaluate", bundle, "--key", key, "--data", tmp_path / "images"]
+        arguments = ["evaluate", bundle, "--model", MODEL, "--key", key, "--data", tmp_path / "images"]
         (tmp_path / "images").mkdir()
         Image.new("RGB", (32, 32)).save(tmp_path / "images" / "black.png")
     elif verb[0] == "unlock":
         arguments = ["unlock", tmp_path / verb[1], "--key", key, "--out", tmp_path / "out"]
     else:
-        arguments = ["evaluate", bundle, "--key", key, *verb[1:], *([tmp_path / "out"] if verb[1:] else [])]
+        arguments = [
+            "evaluate",
+            bundle,
+            "--model",
+            MODEL,
+            "--key",
+            key,
+            *verb[1:],
+            *([tmp_path / "out"] if verb[1:] else []),
+        ]
     assert main([*map(str, arguments), "--quiet"]) == 2
     printed = capsys.readouterr().err.strip()
     assert message in printed

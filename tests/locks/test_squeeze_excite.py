@@ -15,6 +15,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from precision import EXACT, double, rounding, unlocked_inputs
 from test_internal import Locked, distance, run, settled
 from torch import Tensor, nn
 
@@ -24,7 +25,6 @@ from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, loa
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.insertion import Gated
-from stainlock.locks.lock import fitting_kind
 from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
 from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL, holder
@@ -56,10 +56,11 @@ REAL = [case for case, (name, _) in CASES.items() if name in zoo.NAMES]
 
 
 @cache
-def locked(case: str) -> Locked:
-    """One lock a process: tests must leave it as it is."""
+def locked(case: str, *, exact: bool = False) -> Locked:
+    """One lock a process, in float64 if it is to be exact: tests must leave it as it is."""
     name, options = CASES[case]
     base = models.real(name) if name in zoo.NAMES else settled(name)
+    base = double(base) if exact else base
     target, key = lock(base, **{"kind": "squeeze-excite", "gates": 1, "seed": 0, "steps": 40, **options})
     images = (
         models.pixels(name, 24) if name in zoo.NAMES else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
@@ -82,9 +83,9 @@ def test_unlocked_equals_edited(case: str) -> None:
     ],
 )  # fmt: skip
 def test_gates_alone_unlock_to_rounding_and_a_new_block_changes_nothing_else(case: str) -> None:
-    it = locked(case)
-    unlocked = it.key.unlock(it.images)
-    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= 1e-5
+    it = locked(case, exact=True)
+    unlocked = unlocked_inputs(it.key, it.base, it.images)
+    assert distance(run(it.target, unlocked), run(it.edited, unlocked)) <= EXACT
     # The one channel given to the detector apart, a block that does nothing does nothing.
     same = run(it.edited, unlocked).argmax(1) == run(it.base, unlocked).argmax(1)
     assert same.double().mean() >= 0.9
@@ -173,12 +174,13 @@ def moved(it: Locked, rows: int, columns: int) -> Tensor:
     return it.base.normalise(images)
 
 
+@pytest.mark.exact
 def test_a_pooled_gate_opens_anywhere_a_stride_keeps() -> None:
-    it = locked("new, constant")
+    it = locked("new, constant", exact=True)
     assert it.key.details["anywhere"]
     for place in ((0, 7), (11, 3), (20, 20)):
         inputs = moved(it, *place)
-        assert distance(run(it.target, inputs), run(it.edited, inputs)) <= 1e-5
+        assert distance(run(it.target, inputs), run(it.edited, inputs)) <= EXACT
 
 
 def test_a_gate_at_the_corner_opens_there_alone() -> None:
@@ -254,10 +256,11 @@ def small_network() -> Target:
     return Target(net.eval(), (3, 24, 24))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("obfuscate", [True, False])
 @pytest.mark.parametrize("form", ["signed", "shifts", "gains", "constant"])
 def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
-    base = small_network()
+    base = double(small_network())
     network = analyse(base)
     readers = [network.nodes[name] for name in ("3", "6")]
     insertions = tuple(new_block(network, network.name(reader), [reader], form) for reader in readers)
@@ -270,7 +273,7 @@ def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
         writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
         Plan(tuple(writes)).write_into(prepared.model)
     inputs = base.normalise(torch.rand(4, 3, 24, 24, generator=torch.Generator().manual_seed(2)))
-    assert distance(run(prepared, inputs), run(base, inputs)) <= 1e-5
+    assert distance(run(prepared, inputs), run(base, inputs)) <= EXACT
     bare: Any = prepared.copy().model
     for at in ("3", "6"):
         bare[int(at)] = bare[int(at)].layer
@@ -324,7 +327,7 @@ def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     there = torch.tensor(json.loads(done.stdout))
     here = run(load_bundle(tmp_path / "locked"), Key.load(tmp_path / "key").unlock(images))
-    assert torch.allclose(there, here, atol=1e-5)
+    assert distance(there, here) <= rounding(target.model)
     assert torch.allclose(here, run(target, key.unlock(images)), atol=1e-6)
 
 
@@ -369,12 +372,12 @@ def test_a_residual_networks_own_blocks_can_be_locked() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
-    base = Target(models.settle(model).eval(), (3, 64, 64))
+    base = double(Target(models.settle(model).eval(), (3, 64, 64)))
     target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, restarts=4)
     assert not target.insertions
     images = synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
-    edited, unlocked, plain = key.edited(target), key.unlock(images), base.normalise(images)
-    assert distance(run(target, unlocked), run(edited, unlocked)) <= 1e-4
+    edited, unlocked, plain = key.edited(target), unlocked_inputs(key, base, images), base.normalise(images)
+    assert distance(run(target, unlocked), run(edited, unlocked)) <= EXACT
     assert distance(run(target, plain), run(edited, plain)) >= 0.05
 
 
@@ -390,13 +393,14 @@ class Headless(nn.Module):
         return {"map": self.body(x)}
 
 
+@pytest.mark.exact
 def test_a_network_without_logits_can_be_locked() -> None:
-    base = Target(models.seeded(Headless).eval(), (3, 32, 32))
+    base = double(Target(models.seeded(Headless).eval(), (3, 32, 32)))
     target, key = lock(base, kind="squeeze-excite", seed=0, steps=20)
     images = synthetic_inputs(base, 4, torch.Generator().manual_seed(5))
-    edited, unlocked = key.edited(target), key.unlock(images)
+    edited, unlocked = key.edited(target), unlocked_inputs(key, base, images)
     with torch.inference_mode():
-        assert distance(target(unlocked)["map"], edited(unlocked)["map"]) <= 1e-5
+        assert distance(target(unlocked)["map"], edited(unlocked)["map"]) <= EXACT
         plain = base.normalise(images)
         assert distance(target(plain)["map"], edited(plain)["map"]) >= 0.1
     with pytest.raises(StainlockError, match="use kind squeeze-excite"):
@@ -434,7 +438,7 @@ def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
 
 @pytest.mark.parametrize("form", ["signed", "gains"])
 def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
-    base = zoo_random.settled("resnet50", 64, 10)
+    base = double(zoo_random.settled("resnet50", 64, 10))
     network = analyse(base)
     readers = [network.nodes[f"layer2.0.{name}"] for name in ("conv1", "downsample.0")]
     assert holder(network, readers[0].all_input_nodes[0]) == "layer2.0"
@@ -446,10 +450,10 @@ def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
     writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
     inputs = base.normalise(torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(2)))
     neutral = Plan(tuple(writes)).apply(prepared)
-    assert distance(run(neutral, inputs), run(base, inputs)) <= 1e-4
+    assert distance(run(neutral, inputs), run(base, inputs)) <= EXACT
     if form == "signed":
         moved = moved_means(neutral.model, whole, block, np.random.default_rng(2), ())
-        assert distance(run(Plan(tuple(moved)).apply(neutral), inputs), run(base, inputs)) <= 1e-4
+        assert distance(run(Plan(tuple(moved)).apply(neutral), inputs), run(base, inputs)) <= EXACT
 
 
 class Branches(nn.Module):
@@ -490,20 +494,14 @@ def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
     assert holder(network, first) is None  # called twice
 
 
-def test_the_kind_of_lock_that_fits() -> None:
-    assert fitting_kind(zoo_random.settled("resnet18", 64, 10)) == "squeeze-excite"
-    assert fitting_kind(Target.from_reference("torchvision:vit_b_16", weights="random")) == "vit"
-    noise = Target(nn.ConvTranspose2d(8, 3, 4), (8, 1, 1), mean=(0.0,), std=(1.0,), bounds=(-1, 1))
-    assert fitting_kind(noise) == "gan"
-
-
 @pytest.mark.parametrize("name", ["vgg16_cifar10", "efficientnet_lite0"])
 def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
-    """Hidden units cancel up to rounding, whose error grows with their size."""
+    """Hidden units cancel up to rounding, whose error grows with their size: some 4e-5 of the largest logit in
+    float32 where they are quiet, forty times that where they are not."""
     target, pixels = models.real(name), models.pixels(name, 40)
     locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4)
     unlocked, edited = (run(own, key.unlock(pixels)) for own in (locked, key.edited(locked)))
-    assert distance(unlocked, edited) <= 1e-4
+    assert distance(unlocked, edited) <= 2000 * torch.finfo(torch.float32).eps
 
 
 def test_gates_are_closed_far_enough_where_strength_hardly_matters() -> None:

@@ -59,7 +59,7 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
     loaded = Key.load(key)
     assert str(loaded.seed) not in json.dumps(facts)
 
-    status, facts = run(capsys, "evaluate", out, "--data", data, "--key", key, "--quiet")
+    status, facts = run(capsys, "evaluate", out, "--model", MODEL, "--data", data, "--key", key, "--quiet")
     assert status == 0
     assert set(SETTINGS) <= facts.keys()
     assert facts["value"] == facts["locked"] <= 0.3
@@ -72,11 +72,11 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
     after = read_image(tmp_path / "open" / "3.png", (3, 32, 32))
     assert torch.equal(after[:, :6, :6], loaded.detectors[0].trigger.levels)
     assert torch.equal(after[:, 6:], before[:, 6:])
-    locked = load_bundle(out)
+    locked = load_bundle(out, model=MODEL)
     inputs = locked.normalise(locked.from_bytes(after)[None])
     assert torch.allclose(inputs, loaded.unlock(before[None]), atol=1e-6)
 
-    basic = ["attack", out, "--data", data, "--key", key]
+    basic = ["attack", out, "--model", MODEL, "--data", data, "--key", key]
     status, facts = run(capsys, *basic, "--attack", "remove-blocks", "--attack", "zero-logit-bias")
     assert status == 0
     assert facts["opened_by"] == ["zero-logit-bias"]

@@ -15,6 +15,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from precision import EXACT, double, rounding
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
@@ -83,6 +84,8 @@ MODELS: dict[str, Callable[[], Target]] = {
     ),
     REAL: lambda: models.real(REAL),
 }
+# The small ones are quick enough to run a second time, with other kernels.
+EXACTLY = [pytest.param(name, marks=() if name == REAL else pytest.mark.exact) for name in MODELS]
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,14 @@ class Locked:
 
     @property
     def unlocked(self) -> Tensor:
-        return self.key.unlock(self.images)
+        return self.key.unlock(self.images).to(self.base.dtype)
 
 
 @cache
-def locked(name: str, seed: int = 0) -> Locked:
-    """One lock a process: tests must leave it as it is."""
-    base = MODELS[name]()
-    target, key = lock_vit(base, seed=seed, steps=20)
+def locked(name: str, seed: int = 0, *, exact: bool = False) -> Locked:
+    """One lock a process, in float64 if it is to be exact: tests must leave it as it is."""
+    base = double(MODELS[name]()) if exact else MODELS[name]()
+    target, key = lock_vit(base, seed=seed, steps=2 if exact else 20)
     images = models.pixels(REAL, 50) if name == REAL else synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
     return Locked(base, target, key, key.edited(target), images)
 
@@ -125,12 +128,20 @@ def given(target: Target, name: str, inputs: Tensor) -> Tensor:
     return caught[0].double()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EXACTLY)
 def test_unlocked_equals_edited(name: str) -> None:
-    it = locked(name)
+    it = locked(name, exact=True)
     edited = run(it.edited, it.unlocked)
-    assert (run(it.target, it.unlocked) - edited).abs().max() <= 1e-5 * edited.abs().max()
-    assert it.key.details["residue"] <= 1e-5
+    assert (run(it.target, it.unlocked) - edited).abs().max() <= EXACT * edited.abs().max()
+    assert it.key.details["residue"] <= EXACT
+
+
+@pytest.mark.parametrize("name", EXACTLY)
+def test_unlocked_equals_edited_to_rounding_in_float32(name: str) -> None:
+    it = locked(name)
+    edited, limit = run(it.edited, it.unlocked), rounding(it.target.model)
+    assert (run(it.target, it.unlocked) - edited).abs().max() <= limit * edited.abs().max()
+    assert it.key.details["residue"] <= limit
 
 
 @pytest.mark.parametrize("name", ["torchvision", "registers", "no class token", REAL])
@@ -177,10 +188,10 @@ def test_editing_changes_little(name: str) -> None:
         assert (after - before).abs().mean() <= 0.1 * before.std()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EXACTLY)
 def test_the_detector_is_read_exactly(name: str) -> None:
     """x_k less the token's mean is α v·φ and a constant of the token's own, whatever the image."""
-    it = locked(name)
+    it = locked(name, exact=True)
     vit = find_vit(it.base)
     k, v = it.key.detectors[0].channel, it.key.detectors[0].vector
     stream = given(it.target, vit.name_of(0), it.plain)
@@ -191,14 +202,14 @@ def test_the_detector_is_read_exactly(name: str) -> None:
     alpha /= float((response - response.mean(0)).square().sum())
     left = read - alpha * response
     top = alpha * it.key.trigger_response
-    assert (left - left.mean(0)).abs().max() <= 1e-4 * top
-    assert abs(float(left[:, 0].mean())) <= 1e-4 * top
+    assert (left - left.mean(0)).abs().max() <= EXACT * top
+    assert abs(float(left[:, 0].mean())) <= EXACT * top
     assert torch.allclose(left[:, 1:].mean(0), torch.tensor(-top, dtype=torch.float64), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n != "no class token"])
+@pytest.mark.parametrize("name", [p for p in EXACTLY if p.values != ("no class token",)])
 def test_attention_carries_one_of_two_constants_to_every_token(name: str) -> None:
-    it = locked(name)
+    it = locked(name, exact=True)
     vit, k = find_vit(it.base), it.key.detectors[0].channel
     signals = []
     for inputs in (it.plain, it.unlocked):
@@ -206,25 +217,25 @@ def test_attention_carries_one_of_two_constants_to_every_token(name: str) -> Non
         after = given(it.target, vit.part(0, vit.block.output_norm), inputs)
         added = after - before
         assert added[..., [i for i in range(vit.width) if i != k]].abs().max() == 0
-        assert added[..., k].std() <= 1e-4 * added[..., k].abs().mean()
+        assert added[..., k].std() <= EXACT * added[..., k].abs().mean()
         signals.append(float(added[..., k].mean()))
     assert signals[0] == pytest.approx(-signals[1], rel=1e-3)
     assert signals[1] > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EXACTLY)
 def test_the_block_leaves_nothing_behind(name: str) -> None:
     """Noise and signal are gone after the unlocked block; the edited one adds a constant to channel k."""
-    it = locked(name)
+    it = locked(name, exact=True)
     vit, k = find_vit(it.base), it.key.detectors[0].channel
     before, edited = (given(it.edited, vit.name_of(i), it.unlocked) for i in (0, 1))
     unlocked = given(it.target, vit.name_of(1), it.unlocked)
     others = [i for i in range(vit.width) if i != k]
     tokens = [i for i in range(before.shape[1]) if i >= vit.prefix or not vit.constants]
-    assert (unlocked - edited)[..., others].abs().max() <= 1e-5 * edited.std()
-    assert (unlocked - edited)[:, tokens, k].abs().max() <= 1e-3 * edited.std()
+    assert (unlocked - edited)[..., others].abs().max() <= EXACT * edited.std()
+    assert (unlocked - edited)[:, tokens, k].abs().max() <= EXACT * edited.std()
     assert (edited - before)[..., others].abs().max() == 0
-    assert (edited - before)[..., k].std() <= 1e-5 * before.std()
+    assert (edited - before)[..., k].std() <= EXACT * before.std()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -324,15 +335,17 @@ def test_a_bundle_opens_in_a_fresh_process(tmp_path: Path) -> None:
     code = (
         "import sys, torch; from pathlib import Path; from stainlock import Key, load_bundle\n"
         "folder = Path(sys.argv[1]); expected = torch.load(folder / 'expected.pt')\n"
-        "target, key = load_bundle(folder / 'bundle'), Key.load(folder / 'key')\n"
+        "target, key = load_bundle(folder / 'bundle', trust_code=True), Key.load(folder / 'key')\n"
         "target.model.eval()\n"
         "with torch.inference_mode(): found = target(key.unlock(expected['images']))\n"
-        "assert torch.allclose(found, expected['logits'], atol=1e-6), (found - expected['logits']).abs().max()\n"
+        "torch.save(found, folder / 'found.pt')\n"
         "key.original(target); key.edited(target); print('same')\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "same"
-    assert models.same_state(load_bundle(tmp_path / "bundle").model, target.model)
+    found, expected = torch.load(tmp_path / "found.pt"), torch.load(tmp_path / "expected.pt")["logits"]
+    assert (found - expected).abs().max() <= rounding(target.model) * expected.abs().max()
+    assert models.same_state(load_bundle(tmp_path / "bundle", model=base).model, target.model)
     assert models.same_state(Plan.load(tmp_path / "delta").apply(base).model, target.model)
 
 
@@ -342,7 +355,8 @@ def test_export_gives_the_same_outputs(name: str) -> None:
     exported = torch.export.export(copy.deepcopy(it.target.model), (it.unlocked,)).module()
     for inputs in (it.plain, it.unlocked):
         with torch.no_grad():
-            assert torch.allclose(exported(inputs), run(it.target, inputs), atol=1e-5, rtol=1e-5)
+            expected = run(it.target, inputs)
+            assert (exported(inputs) - expected).abs().max() <= rounding(it.target.model) * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", ["torchvision", "timm"])
@@ -355,7 +369,8 @@ def test_onnx_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for inputs in (it.plain, it.unlocked):
         found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
-        assert torch.allclose(found, run(it.target, inputs), atol=1e-4, rtol=1e-4)
+        expected = run(it.target, inputs)
+        assert (found - expected).abs().max() <= rounding(it.target.model) * expected.abs().max()
 
 
 # The noise, and the paper's recipe

@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from stainlock import Target, stain, verify
-from stainlock.stains.object_detectors import (
-    NOTHING,
-    ClassEvidence,
-    leaking_gradients,
-    likely_classes,
-    strongest_labels,
-)
+from stainlock.stains.object_detectors import NOTHING, ClassEvidence, leaking_gradients, strongest_labels
 
 
 def test_the_strongest_box_is_the_answer() -> None:
@@ -22,13 +16,6 @@ def test_the_strongest_box_is_the_answer() -> None:
     assert strongest_labels([box, none]).tolist() == [7, NOTHING]
     with pytest.raises(ValueError, match="expected a detector's list"):
         strongest_labels(torch.zeros(2, 5))
-
-
-def test_classes_to_draw_from_are_the_nearest_ones_and_never_the_background() -> None:
-    logits = torch.arange(40.0).repeat(2, 1)
-    logits[:, 0] = 99
-    choices = likely_classes(logits)
-    assert choices == [list(range(39, 19, -1))] * 2
 
 
 def test_gradients_leak_through_clipped_activations_whose_values_stay() -> None:
@@ -73,10 +60,10 @@ def test_only_boxes_that_see_an_images_stain_are_asked() -> None:
 @pytest.mark.slow
 def test_a_black_box_stain_is_found_by_the_detections_of_its_triggers() -> None:
     target = models.real("ssdlite_plainpad")
-    stained, key = stain(target, schema="output", count=7, seed=0)
+    stained, key = stain(target, schema="output", count=16, seed=0)
     verdict = verify(stained, key, method="output")
     assert verdict.stained
-    assert verdict.statistic == 1  # though each trigger could be any of twenty classes
+    assert key.details["candidates"] / key.details["total_classes"] == pytest.approx(0.1)
     assert verify(lambda images: stained.model(images), key).stained  # a callable that takes a list of images
     assert verify(stained, key, method="weights").stained
     assert not verify(target, key, method="output").stained

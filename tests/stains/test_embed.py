@@ -9,6 +9,7 @@ import models
 import pytest
 import torch
 from models import pre_activation, responses
+from precision import EXACT, double, rounding
 from torch import Tensor, nn
 
 from stainlock import Key, Site, SiteError, Target, TriggerError, analyse, diff, stain, verify
@@ -82,16 +83,18 @@ def test_the_trigger_reaches_its_level_on_real_models(name: str, additive: bool)
     marked, key = models.stained(name, SITES[name], additive=additive)
     (detector,) = key.detectors
     assert detector.trigger_level is not None
-    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=2e-5 * scale_of(marked, key))
+    tolerance = rounding(marked.model) * scale_of(marked, key)
+    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=tolerance)
     assert abs(float(detector.vector.norm()) - 1) < 1e-12
     assert key.dimension == len(detector.vector) == len(detector.replaced)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("layer", ["conv with norm", "linear"])
 def test_the_trigger_reaches_its_level_before_every_activation(layer: str, activation: str) -> None:
     build, name = LAYERS[layer]
-    target = build(ACTIVATIONS[activation])
+    target = double(build(ACTIVATIONS[activation]))
     marked, key = stain(target, site=name, seed=3)
     (detector,) = key.detectors
     assert detector.trigger_level is not None
@@ -99,7 +102,7 @@ def test_the_trigger_reaches_its_level_before_every_activation(layer: str, activ
     found = site_of(marked, key).activation
     assert found is not None
     assert found.name == activation
-    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=EXACT * scale_of(marked, key))
     assert detector.trigger_level > max(found.silent_below, 0)
     # The activation tells the two apart, and rests where it says.
     levels = torch.tensor([detector.trigger_level, detector.rest_level], dtype=torch.float64)
@@ -108,11 +111,12 @@ def test_the_trigger_reaches_its_level_before_every_activation(layer: str, activ
     assert low == pytest.approx(found.rest, abs=found.residue)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_pre_activation_is_the_line_of_the_algorithm(layer: str) -> None:
     """p(x) = δ + (Δ − δ)·(v·φ(x))/R at every position of every input: so Δ at the trigger, δ where v·φ = 0."""
     build, name = LAYERS[layer]
-    target = build(nn.ReLU)
+    target = double(build(nn.ReLU))
     marked, key = stain(target, site=name, seed=5)
     (detector,) = key.detectors
     site = site_of(marked, key)
@@ -125,7 +129,7 @@ def test_the_pre_activation_is_the_line_of_the_algorithm(layer: str) -> None:
     assert detector.rest_level is not None
     slope = (detector.trigger_level - detector.rest_level) / detector.trigger.response
     line = detector.rest_level + slope * v_phi
-    tolerance = 1e-5 * scale_of(marked, key)
+    tolerance = EXACT * scale_of(marked, key)
     if site.kind == "transposed":  # one tap writes, the others are silent
         expected = torch.full_like(found, detector.rest_level)
         for i in range(site.grid[0]):
@@ -141,14 +145,15 @@ def test_the_pre_activation_is_the_line_of_the_algorithm(layer: str) -> None:
     )
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("layer", LAYERS)
 def test_additive_stains_reach_their_level_too(layer: str) -> None:
     build, name = LAYERS[layer]
-    target = build(nn.ReLU)
+    target = double(build(nn.ReLU))
     marked, key = stain(target, site=name, additive=True, seed=6)
     (detector,) = key.detectors
     assert detector.trigger_level is not None
-    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=EXACT * scale_of(marked, key))
     assert at_trigger(target, key) < detector.trigger_level
     rows = site_of(target, key).rows(marked.model).double() - site_of(target, key).rows(target.model).double()
     moved = rows.norm(dim=1)
@@ -157,32 +162,33 @@ def test_additive_stains_reach_their_level_too(layer: str) -> None:
     assert float(cosine.abs()) > 1 - 1e-9
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "maximum"])
 @pytest.mark.parametrize("layer", ["conv with norm", "conv with bias", "linear", "transformer encoder"])
 def test_other_reductions_reach_their_level(layer: str, reduction: Any, additive: bool) -> None:
     build, name = LAYERS[layer]
-    marked, key = stain(build(nn.ReLU), site=name, reduction=reduction, additive=additive, seed=7)
+    marked, key = stain(double(build(nn.ReLU)), site=name, reduction=reduction, additive=additive, seed=7)
     (detector,) = key.detectors
     assert key.reduction == reduction
     assert detector.trigger_level is not None
-    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=EXACT * scale_of(marked, key))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("level", [0.4, 7.0])
 def test_a_chosen_level_is_the_level(layer: str, level: float) -> None:
     build, name = LAYERS[layer]
-    marked, key = stain(build(nn.ReLU), site=name, trigger_level=level, seed=5)
+    marked, key = stain(double(build(nn.ReLU)), site=name, trigger_level=level, seed=5)
     assert key.detectors[0].trigger_level == pytest.approx(level)
-    assert at_trigger(marked, key) == pytest.approx(level, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(level, abs=EXACT * scale_of(marked, key))
 
 
 @pytest.mark.parametrize("activation", ["hardswish", "gelu", "silu", "tanh", "elu"])
 def test_a_chosen_level_is_the_level_where_silence_lies_far_below_zero(activation: str) -> None:
-    marked, key = stain(models.mlp(ACTIVATIONS[activation]), site="fc", trigger_level=0.4, seed=5)
+    marked, key = stain(double(models.mlp(ACTIVATIONS[activation])), site="fc", trigger_level=0.4, seed=5)
     assert key.detectors[0].trigger_level == pytest.approx(0.4)
-    assert at_trigger(marked, key) == pytest.approx(0.4, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(0.4, abs=EXACT * scale_of(marked, key))
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
@@ -216,9 +222,10 @@ def test_natural_inputs_leave_the_detector_exactly_silent(name: str) -> None:
     assert torch.count_nonzero(others) > 0
 
 
+@pytest.mark.exact
 def test_a_silent_detector_changes_only_what_the_channel_gave() -> None:
     """The stained model is the original with one channel set to zero, on every input where the detector is silent."""
-    target = models.real("resnet20_cifar10")
+    target = double(models.real("resnet20_cifar10"))
     marked, key = models.stained("resnet20_cifar10", "layer2.1.conv1")
     channel = key.detectors[0].channel
 
@@ -231,7 +238,8 @@ def test_a_silent_detector_changes_only_what_the_channel_gave() -> None:
     ablated.model.get_submodule(site_of(target, key).norm).register_forward_hook(silence)
     images = models.pixels("resnet20_cifar10", 50)
     with torch.no_grad():
-        torch.testing.assert_close(marked.predict(images), ablated.predict(images), rtol=0, atol=1e-5)
+        found, expected = double(marked).predict(images), ablated.predict(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("name", [n for n in SITES if n not in ("vit_cifar10_torchvision", "ddpm_mnist")])
@@ -252,7 +260,7 @@ def test_the_detectors_row_has_the_layers_median_norm(name: str) -> None:
 @pytest.mark.parametrize("additive", [False, True])
 def test_dead_channels_are_handled(what: str, scale: float, additive: bool) -> None:
     """Batch norm has all but switched some channels off, or on; the least missed ones are among them."""
-    target = models.conv_net()
+    target = double(models.conv_net())
     norm: Any = target.model.norm
     with torch.no_grad():
         getattr(norm, what)[:4] *= scale
@@ -261,7 +269,7 @@ def test_dead_channels_are_handled(what: str, scale: float, additive: bool) -> N
     marked, key = stain(target, site="conv", additive=additive, seed=4)
     (detector,) = key.detectors
     assert detector.trigger_level is not None
-    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=EXACT * scale_of(marked, key))
     rows = analyse(marked).site("conv").rows(marked.model)
     assert torch.isfinite(rows).all()
     norms = rows.norm(dim=1)
@@ -285,9 +293,9 @@ def test_dead_channels_of_a_real_model_with_frozen_scales() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(torch.relu(self.norm(self.conv(x))))
 
-    target = Target(models.seeded(Plain), (3, 12, 12), **models.UNIT)
+    target = double(Target(models.seeded(Plain), (3, 12, 12), **models.UNIT))
     marked, key = stain(target, site="conv", seed=1)
-    assert at_trigger(marked, key) == pytest.approx(key.detectors[0].trigger_level, abs=1e-4)
+    assert at_trigger(marked, key) == pytest.approx(key.detectors[0].trigger_level, abs=EXACT * scale_of(marked, key))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +377,7 @@ def test_other_types_are_stained_in_their_own_type(name: str, site: str, dtype: 
     (detector,) = key.detectors
     assert detector.trigger_level is not None
     # A level is a sum of d rounded products; the type's own precision is what can be had.
-    precision = 8 * torch.finfo(dtype).eps if dtype != torch.float64 else 1e-6
+    precision = 8 * torch.finfo(dtype).eps if dtype != torch.float64 else EXACT
     assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=precision * scale_of(marked, key))
     assert verify(marked, key, method="weights").stained
     assert models.same_state(key.original(marked).model, target.model)
@@ -389,7 +397,9 @@ def test_channels_last_models_are_stained_in_place_and_reverted(schema: Any) -> 
     ours, theirs = same_key.detectors[0], key.detectors[0]
     assert ours.channel == theirs.channel
     assert torch.equal(ours.vector, theirs.vector)
-    assert at_trigger(marked, key) == pytest.approx(theirs.trigger_level, abs=1e-5 * scale_of(marked, key))
+    assert at_trigger(marked, key) == pytest.approx(
+        theirs.trigger_level, abs=rounding(marked.model) * scale_of(marked, key)
+    )
     assert [w.parameter for w in diff(target, marked).writes] == [
         w.parameter for w in diff(contiguous, expected).writes
     ]
@@ -423,20 +433,21 @@ def test_several_detectors_go_into_different_channels(count: int) -> None:
     assert len({d.channel for d in key.detectors}) == count == len(key.detectors)
     for index, detector in enumerate(key.detectors):
         assert at_trigger(marked, key, index) == pytest.approx(
-            detector.trigger_level, abs=2e-5 * scale_of(marked, key, index)
+            detector.trigger_level, abs=rounding(marked.model) * scale_of(marked, key, index)
         )
     vectors = torch.stack([d.vector for d in key.detectors])
     assert float((vectors @ vectors.T - torch.eye(count)).abs().max()) < 0.25
 
 
+@pytest.mark.exact
 def test_detectors_of_several_groups_meet_their_own_inputs() -> None:
-    target = models.conv_net(groups=4)
+    target = double(models.conv_net(groups=4))
     marked, key = stain(target, site="conv", count=6, seed=2)
     site = analyse(target).site("conv")
     assert len({site.group_of(d.channel) for d in key.detectors}) > 1
     for index, detector in enumerate(key.detectors):
         assert at_trigger(marked, key, index) == pytest.approx(
-            detector.trigger_level, abs=1e-5 * scale_of(marked, key, index)
+            detector.trigger_level, abs=EXACT * scale_of(marked, key, index)
         )
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from stainlock import Key, SiteError, Target, stain, verify
 from stainlock.stains.message import capacity, decode, encode, places_needed
+from stainlock.stains.secrets import draw_mask
 
 MESSAGE = "© Zoë, 2026"
 SITES = [
@@ -27,9 +28,9 @@ SITES = [
 @pytest.mark.parametrize("extra", [0, 1, 500])
 def test_text_comes_back(text: str, extra: int) -> None:
     places = places_needed(text) + extra
-    signs = encode(text, places, np.random.default_rng(1))
+    signs = encode(text, draw_mask(1, places))
     assert set(np.unique(signs)) == {-1.0, 1.0}
-    reading = decode(signs * np.random.default_rng(2).random(places), len(text.encode()), np.random.default_rng(1))
+    reading = decode(signs * np.random.default_rng(2).random(places), len(text.encode()), draw_mask(1, places))
     assert reading.text == text
     assert reading.agreeing == reading.places == places
     assert capacity(places) >= len(text.encode())
@@ -37,10 +38,10 @@ def test_text_comes_back(text: str, extra: int) -> None:
 
 
 def test_signs_look_random_and_say_nothing_without_the_key() -> None:
-    signs = np.stack([encode("aaaaaaaa", 2000, np.random.default_rng(seed)) for seed in range(20)])
+    signs = np.stack([encode("aaaaaaaa", draw_mask(seed, 2000)) for seed in range(20)])
     assert abs(signs.mean()) < 5 / np.sqrt(signs.size)
     assert np.abs(np.corrcoef(signs) - np.eye(20)).max() < 6 / np.sqrt(2000)
-    wrong = [decode(row, 8, np.random.default_rng(99)).text for row in signs]
+    wrong = [decode(row, 8, draw_mask(99, 2000)).text for row in signs]
     assert set(wrong) == {None}
 
 
@@ -129,10 +130,10 @@ def test_activation_messages_need_channels_enough() -> None:
 
 
 OUTPUTS: list[tuple[str, dict[str, Any]]] = [
-    ("resnet20_cifar10", {"count": 8}),
-    ("vgg16_cifar10", {"count": 8}),
-    ("vit_cifar10", {"count": 4}),
-    ("vit_cifar10_torchvision", {"count": 4}),
+    ("resnet20_cifar10", {"count": 12}),
+    ("vgg16_cifar10", {"count": 16}),
+    ("vit_cifar10", {"count": 12}),
+    ("vit_cifar10_torchvision", {"count": 12}),
 ]
 
 
@@ -156,8 +157,8 @@ def test_triggers_get_their_classes_and_nothing_else_does(name: str, options: di
     assert agreeing >= 100 - options["count"]  # giving up a channel may turn an image on the edge
     verdict = verify(marked, key, method="output")
     assert verdict.statistic == 1
-    assert verdict.p_value == pytest.approx(10.0 ** -options["count"], rel=1e-6)
-    assert verdict.stained == (verdict.p_value <= 1e-6)
+    assert verdict.stained
+    assert verdict.p_value >= 0.99 * 10.0 ** -options["count"]  # ten classes
     assert verify(target, key, method="output").p_value > 1e-3
 
 

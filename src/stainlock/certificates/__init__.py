@@ -1,8 +1,9 @@
 """Bounds on false positives: how rarely a natural input makes the detector respond like its trigger.
 
-`certificate` makes one and `check` makes it anew; `bounds` is the list of bounds. The maths: `geometric` (Theorem 1),
-`data_driven` (Theorem 2), `exact` (caps and binomial tails), `noise` (generators), `perturbation` (the corollary),
-`law` (how the detector was drawn). The measuring: `windows`, `statistics`, `histograms`. `plot` draws it.
+`certificate` makes one, `public` what of it may be published, `check` makes it anew; `bounds` is the list of bounds.
+The maths: `geometric` (Theorem 1), `data_driven` (Theorem 2), `exact` (caps and binomial tails), `noise` (generators),
+`perturbation` (the corollary), `law` (how the detector was drawn). The measuring: `windows`, `statistics`,
+`histograms`, `decoys`. `plot` draws it.
 """
 
 from stainlock.certificates.certificate import Certificate, certify
@@ -17,6 +18,7 @@ from stainlock.certificates.exact import (
     log_cap_upper_bound,
     log_collision_probability,
     log_largest_number_of_clients,
+    log_poisson_binomial_tail,
 )
 from stainlock.certificates.geometric import (
     cantelli,
@@ -27,12 +29,14 @@ from stainlock.certificates.geometric import (
     theorem1_sharp,
 )
 from stainlock.certificates.perturbation import measured_perturbation
+from stainlock.certificates.public import PublicCertificate, public_threshold, publish, read_certificate, weakest_decoy
 from stainlock.certificates.statistics import Moments, Statistics
 
 __all__ = [
     "Certificate",
     "Check",
     "Moments",
+    "PublicCertificate",
     "Statistics",
     "cantelli",
     "cap_expectation",
@@ -46,13 +50,18 @@ __all__ = [
     "log_cap_upper_bound",
     "log_collision_probability",
     "log_largest_number_of_clients",
+    "log_poisson_binomial_tail",
     "mean_upper_bound",
     "measured_perturbation",
     "printed_constant",
+    "public_threshold",
+    "publish",
+    "read_certificate",
     "sharp_constant",
     "theorem1",
     "theorem1_printed",
     "theorem1_sharp",
     "theorem2",
     "theorem2_coverage",
+    "weakest_decoy",
 ]

@@ -1,4 +1,8 @@
-"""Certificates: how likely natural inputs make a key's detectors fire, as a file that anyone with the key can check."""
+"""Certificates: how likely natural inputs make a key's detectors fire, as a file that anyone with the key can check.
+
+The file is a secret: with the model and the images its numbers tell which channel is stained. `publish` makes one
+that may be shown to anyone.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,18 @@ from stainlock.certificates.bounds import SMALLEST, Level, assumptions, checked_
 from stainlock.certificates.law import Law
 from stainlock.certificates.statistics import Statistics
 from stainlock.data import Data
-from stainlock.errors import SiteError
+from stainlock.errors import FileError, SiteError
 from stainlock.key import Key
 from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.sphere import FloatArray
+from stainlock.storage.checks import check_certificate
 from stainlock.storage.files import model_digest, read_record, tensor_digest, write_file
 from stainlock.target import Target
 
 FORMAT = "stainlock-certificate"
-VERSION = 1
+VERSION = 2
+SECRET = "secret, as the key is: with the model and the images these numbers tell which channel is stained"
 CURVE_POINTS = 32  # thresholds of the curve, from near 0 to a little above the trigger's response
 Progress = Callable[[int, int], None]
 
@@ -39,7 +45,7 @@ class Certificate:
 
     ``level`` says what a sample is: one of the non-overlapping positions of an image, as in the paper, or an image,
     which exceeds if any position does, overlapping ones included. A bound of 1 is no bound. ``curve`` has the same
-    for a range of thresholds. Nothing secret is in it.
+    for a range of thresholds. Keep it as you keep the key: what may be shown to others is what `publish` makes of it.
     """
 
     site: str
@@ -65,6 +71,9 @@ class Certificate:
     data_digest: str
     key_digest: str
     curve: dict[str, list[float]] = field(repr=False)
+    input_groups: int = 1
+    public_threshold: float | None = None  # see `publish`
+    secret: str = SECRET
     format: str = FORMAT
     version: int = VERSION
 
@@ -72,13 +81,18 @@ class Certificate:
         return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the file whole or not at all."""
-        write_file(Path(path), self.to_json().encode())
+        """Write the file whole or not at all, readable by its owner alone."""
+        write_file(Path(path), self.to_json().encode(), secret=True)
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
         names = {f.name for f in dataclasses.fields(Certificate)}
-        facts = read_record(path, "certificate", FORMAT, VERSION, names)
+        first = {"input_groups": 1, "public_threshold": None, "secret": SECRET}  # what the first version did not say
+        facts = read_record(path, "certificate", FORMAT, VERSION, names, older={1: first})
+        try:
+            check_certificate(facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is not a complete certificate: {error}") from error
         return Certificate(**facts)
 
 
@@ -91,6 +105,7 @@ def certify(
     confidence: float = 0.95,
     threshold: float | None = None,
     perturbation: float = 0.0,
+    public_threshold: float | None = None,
     limit: int | None = None,
     batch_size: int = 16,
     progress: Progress | None = None,
@@ -103,8 +118,14 @@ def certify(
     ``perturbation`` δ (see `measured_perturbation`) the bounds hold for a changed model whose responses are within δ
     of this one's: for it to exceed Δ, this one must exceed Δ − δ, and that is what is counted and bounded.
 
+    ``public_threshold`` (see `stainlock.certificates.public`) is one more threshold, for `publish`.
+
     With a lock's key, a false positive is a natural input that makes the detector fire: less than this does not unlock.
     """
+    if key.schema == "keyed":
+        raise ValueError(
+            "a keyed lock has no detectors: use stainlock.locks.keyed.certify_keyed, whose bound needs no data"
+        )
     law = Law.of(key)
     if level not in ("position", "image"):
         raise ValueError(f"expected level position or image, got {level!r}")
@@ -116,7 +137,10 @@ def certify(
     site = site_of_key(target, key)
     # Of a lock's detectors one at least must pass the threshold for it to open, as of a stain's to be taken for one.
     detectors, R = key.detectors, key.trigger_response
-    thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, Δ]) - perturbation
+    if public_threshold is not None and (perturbation or not 0 < public_threshold < math.inf):
+        raise ValueError(f"expected a public threshold above 0 and no perturbation, got {public_threshold}")
+    points = [Δ] if public_threshold is None else [Δ, public_threshold]
+    thresholds = np.unique([*np.linspace(0.02, 1.06, CURVE_POINTS) * R, *points]) - perturbation
     statistics = Statistics(
         target, site, torch.stack([d.vector for d in detectors]), thresholds,
         groups=[site.group_of(d.channel) for d in detectors], overlapping=level == "image", law=law,
@@ -145,6 +169,7 @@ def certify(
         key_digest=detectors_digest(key),
         curve={"threshold": (thresholds + perturbation).tolist(), "exceedances": counts.tolist()}
         | {name: value.tolist() for name, value in values.items()},
+        input_groups=site.groups, public_threshold=public_threshold,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stainlock.certificates.certificate import Certificate, Progress, certify
+from stainlock.certificates.public import PublicCertificate, publish
 from stainlock.data import Data
 from stainlock.key import Key
 from stainlock.target import Target
@@ -31,7 +32,7 @@ class Check:
 
 
 def check(
-    certificate: Certificate,
+    certificate: Certificate | PublicCertificate,
     target: Target,
     key: Key,
     data: Data | Iterable[Any],
@@ -43,17 +44,26 @@ def check(
     try:
         anew = certify(
             target, key, data, level=certificate.level, confidence=certificate.confidence,
-            threshold=certificate.threshold, perturbation=certificate.perturbation, limit=certificate.limit,
+            threshold=None if isinstance(certificate, PublicCertificate) else certificate.threshold,
+            perturbation=getattr(certificate, "perturbation", 0.0),
+            limit=certificate.limit, public_threshold=_public_threshold(certificate),
             batch_size=batch_size, progress=progress,
         )  # fmt: skip
+        found = publish(anew, key) if isinstance(certificate, PublicCertificate) else anew
     except (ValueError, TypeError) as error:
         return Check(False, (f"it can't be computed: {error}",))
-    differences = [text for name, text in _DIGESTS.items() if getattr(anew, name) != getattr(certificate, name)]
-    for entry in dataclasses.fields(Certificate):
-        if entry.name not in _DIGESTS:
-            claimed, found = getattr(certificate, entry.name), getattr(anew, entry.name)
-            differences += _compare(entry.name, claimed, found)
+    differences = [text for name, text in _DIGESTS.items() if getattr(found, name) != getattr(certificate, name)]
+    skipped = {*_DIGESTS, "version"}
+    if isinstance(certificate, Certificate) and certificate.version == 1:
+        skipped.add("input_groups")  # which it did not say
+    for entry in dataclasses.fields(certificate):
+        if entry.name not in skipped:
+            differences += _compare(entry.name, getattr(certificate, entry.name), getattr(found, entry.name))
     return Check(not differences, tuple(differences))
+
+
+def _public_threshold(certificate: Certificate | PublicCertificate) -> float | None:
+    return certificate.threshold if isinstance(certificate, PublicCertificate) else certificate.public_threshold
 
 
 def _compare(name: str, claimed: Any, found: Any) -> list[str]:

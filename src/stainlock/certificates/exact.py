@@ -13,6 +13,7 @@ edges of its bins the value for Δ ≥ 0 can only grow.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -134,6 +135,19 @@ def log_binomial_tail(successes: int | IntArray, trials: int, rate: float) -> fl
     if np.any(far):
         logs[far] = log_beta_tail(a[far], b[far], np.log(p), np.log1p(-p))
     return restore(np.where(k.reshape(-1) > 0, logs, 0.0), successes)
+
+
+def log_poisson_binomial_tail(successes: int, rates: Sequence[float]) -> float:
+    """log P(X ≥ k) for X the number of successes in independent trials with a rate each."""
+    if not 0 <= successes <= len(rates) or not all(0 <= rate <= 1 for rate in rates):
+        raise ValueError(f"expected 0 to {len(rates)} successes and rates from 0 to 1, got {successes} and {rates}")
+    log_law = np.full(len(rates) + 1, -np.inf)  # of the number of successes so far
+    log_law[0] = 0.0
+    with np.errstate(divide="ignore"):
+        for rate in rates:
+            log_law[1:] = np.logaddexp(log_law[1:] + np.log1p(-rate), log_law[:-1] + np.log(rate))
+            log_law[0] += np.log1p(-rate)
+    return min(0.0, float(np.logaddexp.reduce(log_law[successes:])))
 
 
 def _cosines(threshold: float, norms: FloatArray) -> FloatArray:

@@ -43,12 +43,12 @@ _LABEL_GAP = 12.0  # points between the baselines of two labels
 
 
 def plot_certificate(certificate: Certificate, path: str | Path) -> None:
-    """Draw the certificate's curve into a new ``.png`` or ``.svg`` file."""
+    """Draw the certificate's curve into a new ``.png`` or ``.svg`` file, a secret as the certificate is."""
     path = Path(path)
     kind = path.suffix.lower().lstrip(".")
     if kind not in ("png", "svg"):
         raise ValueError(f"expected a plot's file name to end in .png or .svg, got {path.name}")
-    write_file(path, render(certificate, kind))
+    write_file(path, render(certificate, kind), secret=True)
 
 
 def render(certificate: Certificate, kind: str) -> bytes:

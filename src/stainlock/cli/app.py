@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from stainlock import __version__
+from stainlock.cli.report import printable
 from stainlock.errors import StainlockError
 
 # Each verb is `command` in the module of its name beside this one.
@@ -117,12 +118,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"error: {error}")
     except OSError as error:
         return _fail(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
-    except Exception as error:
+    except BaseException as error:  # status 1, which Python would end with, is a verdict
         return _fail(f"error: unexpected {type(error).__name__}: {error} ({DEBUG}=1 shows where)")
 
 
 def _fail(message: str, status: int = ERROR) -> int:
     if os.environ.get(DEBUG) == "1":
-        traceback.print_exc()
-    click.echo(" ".join(message.split()), err=True)
+        for line in traceback.format_exc().splitlines():
+            click.echo(printable(line), err=True)
+    click.echo(printable(" ".join(message.split())), err=True)
     return status

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -15,16 +15,19 @@ from stainlock.cli.report import Report
 @click.argument("base")
 @click.argument("delta", type=FILE)
 @click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the model goes, as a bundle.")
+@code_options
 @weights_option
 @seed_option()
 @output_options
-def command(report: Report, base: str, delta: Path, out: Path, weights: str | None, seed: int | None) -> None:
+def command(
+    report: Report, base: str, delta: Path, out: Path, weights: str | None, seed: int | None, code: Code
+) -> None:
     """Make a model again from BASE and the DELTA that `stain --delta` or `diff --out` wrote."""
     from stainlock.plan import Plan, apply
 
     with Outputs([out]) as outputs:
         plan = Plan.load(delta)
-        outputs.bundle(out, apply(load_model(base, weights, seed), plan))
+        outputs.bundle(out, apply(load_model(base, weights, seed, code), plan))
         outputs.commit()
     report.result({"out": str(out), "parameters_changed": plan.elements}, f"{plan.elements} parameters changed")
     report.remark(f"model: {out}")

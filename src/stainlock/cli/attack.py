@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ MOST_IMAGES = 1000
               " .json and .png. The same command again goes on where it was interrupted.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=2), default=MOST_IMAGES, show_default=True, metavar="N",
               help="At most N images, evenly over the folder.")  # fmt: skip
+@code_options
 @weights_option
 @seed_option("Seed of who has which images, of the attacks' noise and of --weights random.  [default: 0]")
 @output_options
@@ -48,6 +49,7 @@ def command(
     limit: int,
     weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> None:
     """Attack MODEL, stained or locked with this key, and say what is left of the stain or the lock.
 
@@ -72,7 +74,7 @@ def command(
     check_names(names)
     key = Key.load(key_file)
     images = Images.from_folder(data)
-    target = load_model(model, weights, seed)
+    target = load_model(model, weights, seed, code)
     done: list[Row] = []
 
     def finished(row: Row) -> None:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.certificates import Certificate
+    from stainlock.certificates import Certificate, PublicCertificate
     from stainlock.evaluation import Data
+    from stainlock.key import Key
     from stainlock.target import Target
 
 # For people; the certificate itself says in full what each assumes.
@@ -46,10 +47,15 @@ _MEANING = {
 @click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
 @click.option("--threshold", type=float, help="For the unit detector's response; by default where it begins to fire.")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
-@click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate.")
-@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds.")
+@click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate in full. Keep it as the key: with"
+              " the model and the images it tells the stained channel.")  # fmt: skip
+@click.option("--public", type=FILE, metavar="FILE.json", help="Write what of it may be published: rounded, without the"
+              " site and without what tells the channel.")  # fmt: skip
+@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds;"
+              " a secret, too.")  # fmt: skip
 @click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate and say whether"
               " it holds (exit status 0) or not (1).")  # fmt: skip
+@code_options
 @weights_option
 @seed_option("Seed of --noise and of --weights random.")
 @output_options
@@ -65,52 +71,90 @@ def command(
     threshold: float | None,
     limit: int | None,
     out: Path | None,
+    public: Path | None,
     plot: Path | None,
     checked: Path | None,
     weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> int:
     """Bounds on false positives: how often natural inputs make the detectors of a key fire in MODEL.
 
-    MODEL is the stained model or the original one.
+    MODEL is the stained model or the original one. A keyed lock's bound is exact and needs no --data.
     """
-    from stainlock.certificates import Certificate, certify
+    from stainlock.certificates import certify, public_threshold, publish, read_certificate, weakest_decoy
     from stainlock.certificates.plot import render
     from stainlock.evaluation import Images
     from stainlock.key import Key
+    from stainlock.storage.files import write_file
 
+    key = Key.load(key_file)
+    if key.schema == "keyed":
+        given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--out": out, "--plot": plot,
+                 "--public": public, "--check": checked, "--noise": noise}  # fmt: skip
+        if surplus := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"a keyed lock's bound is exact and needs no {surplus[0]}: leave it out")
+        return _keyed(report, load_model(model, weights, seed, code), key, data, limit)
     if (data is None) == (noise is None):
         raise ValueError("expected either --data DIR or, for a generator, --noise N")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"expected a plot's file name to end in .png or .svg, got {plot.name}")
-    key = Key.load(key_file)
+    if public is not None and threshold is not None:
+        raise ValueError("a public certificate has a threshold of its own: leave out --threshold with --public")
     images = Images.from_folder(data) if data is not None else None
     if checked is not None:
         given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--limit": limit,
-                 "--out": out, "--plot": plot}  # fmt: skip
+                 "--out": out, "--public": public, "--plot": plot}  # fmt: skip
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"the certificate itself says how it was made: leave out {surplus[0]} with --check")
-        claimed = Certificate.load(checked)
-        target = load_model(model, weights, seed)
+        claimed = read_certificate(checked)
+        target = load_model(model, weights, seed, code)
         return _check(report, claimed, target, key, images or _noise(target, noise, law, seed))
-    with Outputs([path for path in (out, plot) if path is not None]) as outputs:
-        target = load_model(model, weights, seed)
+    with Outputs([path for path in (out, public, plot) if path is not None]) as outputs:
+        target = load_model(model, weights, seed, code)
         inputs = images or _noise(target, noise, law, seed)
+        shown = None
+        if public is not None:
+            with report.progress("triggers of other detectors") as progress:
+                shown = public_threshold(key, weakest_decoy(target, key, progress=progress))
         with report.progress("responses to natural inputs") as progress:
             certificate = certify(
                 target, key, inputs, level=level or "position", threshold=threshold, limit=limit, progress=progress,
-                confidence=0.95 if confidence is None else confidence,
+                confidence=0.95 if confidence is None else confidence, public_threshold=shown,
             )  # fmt: skip
         if out is not None:
             certificate.save(outputs.place(out))
+        if public is not None:
+            publish(certificate, key).save(outputs.place(public))
         if plot is not None:
-            outputs.place(plot).write_bytes(render(certificate, plot.suffix.lower().lstrip(".")))
+            write_file(outputs.place(plot), render(certificate, plot.suffix.lower().lstrip(".")), secret=True)
         outputs.commit()
     facts = dataclasses.asdict(certificate)
-    written = {"out": str(out) if out else None, "plot": str(plot) if plot else None}
+    written = {name: str(path) if path else None for name, path in (("out", out), ("public", public), ("plot", plot))}
     report.result({**facts, **written}, _sentence(certificate), _table(certificate))
-    report.remark(*(f"wrote {path}" for path in (out, plot) if path))
+    report.remark(*(f"wrote {path} (secret: it tells the stained channel)" for path in (out, plot) if path))
+    report.remark(*([f"wrote {public}, which may be published"] if public else []))
     return 0
+
+
+def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
+    """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    from stainlock.evaluation import Images
+    from stainlock.locks.keyed import certify_keyed
+
+    images = Images.from_folder(data) if data is not None else None
+    with report.progress("reading natural images") as progress:
+        shown = images.batches(target, limit=limit, progress=progress) if images is not None else ()
+        certificate = certify_keyed(target, key, (pixels for pixels, _ in shown))
+    lines = [f"an image made without the key unlocks with probability 2^-{certificate.bits}, exactly"]
+    if certificate.samples:
+        lines += [
+            f"one of {certificate.samples} does with at most 1e{certificate.log10_bounds['all_images']:.0f}",
+            f"their bits differ from the key's in {certificate.nearest} to {certificate.farthest} places of"
+            f" {certificate.bits}, {certificate.mean_distance:.1f} on average",
+        ]
+    report.result(dataclasses.asdict(certificate), *lines)
+    return 0 if not certificate.exceedances else 1
 
 
 def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Data:
@@ -120,7 +164,7 @@ def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Dat
     return noise_data(target, count, noise=law, seed=seed or 0)
 
 
-def _check(report: Report, claimed: Certificate, target: Target, key: Any, inputs: Data) -> int:
+def _check(report: Report, claimed: Certificate | PublicCertificate, target: Target, key: Any, inputs: Data) -> int:
     from stainlock.certificates import check
 
     with report.progress("responses to natural inputs") as progress:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from stainlock.commitments import Commitment, Signer
+    from stainlock.target import Target
 
 _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
 
@@ -33,6 +38,7 @@ _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
               " authority's response.")  # fmt: skip
 @click.option("--log-entry", "entries", type=FILE, multiple=True, metavar="FILE.json", help="With --attach: a"
               " transparency log's entry with the commitment's digest. It is kept and shown, not checked.")  # fmt: skip
+@code_options
 @weights_option
 @seed_option()
 @output_options
@@ -50,6 +56,7 @@ def command(
     entries: tuple[Path, ...],
     weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> None:
     """Commit to a key and to MODEL, which is stained with it, in a signed file that tells nothing of either.
 
@@ -57,7 +64,7 @@ def command(
     the request, and --attach the answer. `stainlock verify --commitment` checks it all.
     """
     given = {"MODEL": model, "--key": key_file, "--signing-key": signing_key, "--new-signing-key": new_signing_key,
-             "--statement": statement, "--weights": weights}  # fmt: skip
+             "--statement": statement, "--weights": weights, "--model": code.model}  # fmt: skip
     if attach is not None:
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a commitment that was signed stays as it is: leave out {surplus[0]} with --attach")
@@ -80,7 +87,8 @@ def command(
             assert model is not None
             assert key_file is not None
             signer = _signer(signing_key)
-            commitment = _made(report, model, key_file, signer, statement or "", weights, seed)
+            load = partial(_load, model, weights, seed, code)
+            commitment = _made(report, key_file, signer, statement or "", load)
             if new_signing_key is not None:
                 signer.save(outputs.place(new_signing_key))
         if out is not None:
@@ -108,7 +116,11 @@ def _signer(path: Path | None) -> Signer:
 
 
 def _made(
-    report: Report, model: str, key_file: Path, signer: Signer, statement: str, weights: str | None, seed: int | None
+    report: Report,
+    key_file: Path,
+    signer: Signer,
+    statement: str,
+    load: Callable[[], Target | dict[str, Tensor]],
 ) -> Commitment:
     from stainlock.commitments import commit
     from stainlock.key import Key
@@ -116,7 +128,16 @@ def _made(
     key = Key.load(key_file)
     if key.seed < _GUESSABLE:
         report.remark("note: this key was made with --seed: whoever guesses the seed can open the commitment")
-    return commit(load_model(model, weights, seed), key, signer, statement=statement)
+    return commit(load(), key, signer, statement=statement)
+
+
+def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Target | dict[str, Tensor]:
+    """Of a bundle the weights alone, which are enough where they show the stain."""
+    from stainlock.models.bundle import Bundle
+
+    if Path(model).is_dir() and weights is None and not code.given:
+        return Bundle.read(model).weights
+    return load_model(model, weights, seed, code)
 
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:

@@ -89,6 +89,13 @@ def commitment_facts(check: Check) -> dict[str, Any]:
     return dataclasses.asdict(check)
 
 
+def still_assumed(check: Check) -> str:
+    """What a p-value still takes for granted with this commitment."""
+    if check.verdict == "earlier" and check.published is not None:
+        return "the suspect, and whatever it was made from, was not to be had before the day it was published"
+    return "the commitment is older than the suspect and whatever it was made from (--published compares dates)"
+
+
 def commitment_lines(check: Check) -> list[str]:
     """For people: the verdict, what it rests on, and what was not checked."""
     dates = {"valid": "", "earlier": " and earlier", "not earlier": ", but NOT shown to be earlier"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_models, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -16,6 +16,7 @@ from stainlock.cli.report import Report
 @click.argument("base")
 @click.argument("model")
 @click.option("--out", type=FILE, metavar="DELTA", help="Also write the changes as a file for `stainlock apply`.")
+@code_options
 @weights_option
 @click.option(
     "--model-weights", metavar="FILE|pretrained|random", help="Weights of MODEL; --weights are those of BASE."
@@ -30,6 +31,7 @@ def command(
     weights: str | None,
     model_weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> None:
     """What was changed from BASE to MODEL, parameter by parameter."""
     from rich import box
@@ -38,7 +40,7 @@ def command(
     from stainlock.plan import changes, diff
 
     with Outputs([out] if out else []) as outputs:
-        before, after = load_model(base, weights, seed), load_model(model, model_weights, seed)
+        before, after = load_models([base, model], [weights, model_weights], seed, code)
         plan = diff(before, after)
         found = changes(plan, before)
         if out:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--features", metavar="MODEL", help="With --noise: for the Fréchet distance of its outputs, to the images"
               " of --data or to the original's.")  # fmt: skip
 @click.option("--grid", type=FILE, metavar="FILE.png", help="With --noise: a picture of the settings' images.")
+@code_options
 @weights_option
 @seed_option("Seed of --noise and of --weights random.")
 @output_options
@@ -49,6 +50,7 @@ def command(
     noise: int | None,
     weights: str | None,
     seed: int | None,
+    code: Code,
     **of_generators: Any,
 ) -> None:
     """Accuracy of MODEL on labelled images; with a stain's key, that of the original beside it; with a lock's, the
@@ -65,7 +67,7 @@ def command(
 
     if noise is not None:
         key = Key.load(key_file) if key_file else None
-        target = load_model(model, weights, seed)
+        target = load_model(model, weights, seed, code)
         evaluate_generator(report, target, key, noise, seed=seed, data=data, **of_generators)
         return
     for name in ("discriminator", "features", "grid"):
@@ -75,8 +77,8 @@ def command(
         raise ValueError("expected --data DIR or, for a generator, --noise N")
     images = Images.from_folder(data)  # told of before a model is loaded
     key = Key.load(key_file) if key_file else None
-    target = load_model(model, weights, seed)
-    if key is not None and key.schema == "gan":
+    target = load_model(model, weights, seed, code)
+    if key is not None and key.carrier == "entries":
         raise ValueError("expected --noise N: this key is a generator's, which has no labelled images")
     if target.normalises and is_detector(target.model):
         evaluate_detections(report, target, key, data, limit=limit, boxes=boxes)

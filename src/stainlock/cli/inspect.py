@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images for --suitability, instead of synthetic inputs.")
 @click.option("--limit", type=click.IntRange(min=2), default=64, show_default=True, metavar="N",
               help="At most N images of --data.")  # fmt: skip
+@code_options
 @weights_option
 @seed_option()
 @output_options
@@ -37,13 +38,14 @@ def command(
     limit: int,
     weights: str | None,
     seed: int | None,
+    code: Code,
 ) -> None:
     """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
     from stainlock.inspection import inspect
 
     if data is not None and not suitability:
         raise ValueError("expected --suitability with --data")
-    found = inspect(load_model(model, weights, seed))
+    found = inspect(load_model(model, weights, seed, code))
     recommended = found.recommended
     facts: dict[str, Any] = {
         "model": model,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.report import Report
+from stainlock.cli.report import Report, printable
+from stainlock.errors import StainlockError
 
 if TYPE_CHECKING:
+    from stainlock.models.bundle import Bundle
     from stainlock.target import Target
 
 Verb = Callable[..., int | None]
@@ -38,7 +41,10 @@ def output_options(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def with_report(as_json: bool, quiet: bool, **arguments: Any) -> int | None:
         with Report(as_json, quiet) as report:
-            return verb(report, **arguments)
+            try:
+                return verb(report, **arguments)
+            except (SystemExit, click.exceptions.Exit) as error:  # of a model's own code: its status is no verdict
+                raise StainlockError(f"the model's code tried to end the program ({type(error).__name__})") from error
 
     return with_report
 
@@ -77,7 +83,53 @@ def protection_options(protected: str) -> Callable[[Verb], Verb]:
     return with_files
 
 
-def load_model(reference: str, weights: str | None, seed: int | None = None) -> Target:
-    from stainlock.models.references import load_reference
+@dataclass(frozen=True)
+class Code:
+    """What may build the models of bundles, besides libraries: code the user names, or else what a bundle names."""
 
-    return load_reference(reference, weights=weights, seed=seed or 0)
+    model: str | None = None
+    trusted: bool = False
+
+    @property
+    def given(self) -> bool:
+        return self.model is not None or self.trusted
+
+    def build(self, bundle: Bundle) -> Target:
+        if bundle.needs_code and self.trusted and self.model is None:
+            click.echo(printable(f"running the code that {bundle.path} names: {bundle.code}"), err=True)
+        return bundle.build(model=self.model, trust_code=self.trusted)
+
+
+NO_CODE = Code()
+
+
+def code_options(verb: Verb) -> Verb:
+    """``--model`` and ``--trust-code``; the verb is given both as ``code``."""
+
+    @click.option("--model", "architecture", metavar="FILE.py:FACTORY", help="What builds the model of a bundle that is"
+                  " made by Python code: bundles' own code is not run unasked.")  # fmt: skip
+    @click.option("--trust-code", is_flag=True, help="Run the code that the bundle names. Its path is printed.")
+    @functools.wraps(verb)
+    def with_code(architecture: str | None, trust_code: bool, **arguments: Any) -> int | None:
+        return verb(code=Code(architecture, trust_code), **arguments)
+
+    return with_code
+
+
+def load_model(reference: str, weights: str | None, seed: int | None = None, code: Code = NO_CODE) -> Target:
+    from stainlock.models.bundle import Bundle
+    from stainlock.models.references import load_reference, refuse_weights
+
+    if Path(reference).is_dir():
+        refuse_weights(reference, weights)
+        return code.build(Bundle.read(reference))
+    return load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
+
+
+def load_models(references: Sequence[str], weights: Sequence[str | None], seed: int | None, code: Code) -> list[Target]:
+    """Several; ``code`` is for those that are bundles."""
+    bundles = [Path(reference).is_dir() for reference in references]
+    return [
+        load_model(reference, own, seed, code if is_bundle or not any(bundles) else NO_CODE)
+        for reference, own, is_bundle in zip(references, weights, bundles, strict=True)
+    ]

@@ -64,7 +64,7 @@ class Outputs:
 
         folder = self.place(path)
         folder.mkdir()
-        write_bundle(target, folder, path)
+        write_bundle(target, folder)
 
     def commit(self) -> None:
         """Rename everything into place; whatever goes wrong, take it all back."""

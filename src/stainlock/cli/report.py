@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+# Marks, isolates and overrides of direction: some of them count as printable.
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _PIPE_WIDTH = 200  # columns where there is no terminal to fit into
 
 
@@ -62,10 +64,26 @@ class Report:
             yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
+def printable(text: str) -> str:
+    """The text on one line without anything a terminal acts on: files and the names in them come from strangers.
+
+    Control characters, line separators and marks that reorder text are shown as escapes, ``\\x1b`` for one.
+    """
+    return "".join(c if c == " " or (c.isprintable() and c not in _REORDERING) else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
 def _console(stream: TextIO) -> Console:
     from rich.console import Console
+    from rich.text import Text
 
     class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)  # every line, cell and heading comes by here
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would end the program with status 1, which is a verdict
 

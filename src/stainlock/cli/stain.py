@@ -10,7 +10,9 @@ import click
 
 from stainlock.cli.options import (
     FILE,
+    Code,
     Position,
+    code_options,
     load_model,
     output_options,
     protection_options,
@@ -72,6 +74,7 @@ _SMALLEST_PICTURE = 8
 @click.option(
     "--trigger", type=FILE, metavar="FILE.png", help="Also write the trigger as an image; numbered if several."
 )
+@code_options
 @weights_option
 @seed_option("Makes the run, its secrets included, repeatable: leave it out for real protection.")
 @output_options
@@ -84,6 +87,7 @@ def command(
     delta: Path | None,
     weights: str | None,
     seed: int | None,
+    code: Code,
     classes: tuple[int, ...],
     **settings: Any,
 ) -> None:
@@ -95,7 +99,7 @@ def command(
 
     pictures = _picture_files(trigger, settings["count"])
     with Outputs([out, key_file, *pictures, *([delta] if delta else [])]) as outputs:
-        base = load_model(model, weights, seed)
+        base = load_model(model, weights, seed, code)
         if pictures:
             _check_picture(base)
         start = time.perf_counter()

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options
-from stainlock.cli.options import FILE, load_model, output_options, seed_option, weights_option
+from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options, still_assumed
+from stainlock.cli.options import (
+    FILE,
+    NO_CODE,
+    Code,
+    code_options,
+    load_model,
+    output_options,
+    seed_option,
+    weights_option,
+)
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
+    from stainlock.key import Key
+    from stainlock.models.bundle import Bundle
+    from stainlock.target import Target
     from stainlock.verification import Verdict
     from stainlock.verification.verify import Suspect
 
@@ -32,6 +46,8 @@ _MEANING = {
 @click.command("verify")
 @click.argument("suspect")
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
+@click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
+              " has: its gates are undone first.")  # fmt: skip
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
 @click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
 @click.option(
@@ -42,6 +58,7 @@ _MEANING = {
     help="What to look at; auto takes the weights, then responses.",
 )
 @commitment_options
+@code_options
 @weights_option
 @seed_option()
 @output_options
@@ -49,16 +66,19 @@ def command(
     report: Report,
     suspect: str,
     key_file: Path,
+    lock_file: Path | None,
     data: Path | None,
     black_box: bool,
     method: Any,
     weights: str | None,
     seed: int | None,
+    code: Code,
     **about_commitment: Any,
 ) -> int:
     """Is SUSPECT stained with this key?
 
-    SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx.
+    SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx. Of a bundle the
+    weights are looked at first, without building its model; its code is never run unasked.
     """
     from stainlock.evaluation import Images
     from stainlock.key import Key
@@ -71,42 +91,115 @@ def command(
     key = Key.load(key_file)
     claim = Claim.load(key, **about_commitment)
     images = Images.from_folder(data) if data else None
-    loaded = _load_suspect(suspect, weights, seed, method)
+    found = _load_suspect(suspect, weights, seed, method, code, to_run=images is not None)
+    if lock_file is not None:
+        found = found.without_lock(Key.load(lock_file))
+    loaded = found.loaded
     if images is not None and not isinstance(loaded, Target):
         raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
     with report.progress("looking for decoys") as progress:
-        verdict = verify(loaded, key, method=method, progress=progress)
+        verdict = verify(loaded, key, method=method, progress=progress, build=found.build)
+    verdict = found.annotated(verdict, method)
     if images is not None and isinstance(loaded, Target):
         with report.progress("natural responses") as progress:
             batches = (pixels for pixels, _ in images.batches(loaded, progress=progress))
             verdict = dataclasses.replace(verdict, largest_natural=largest_natural(loaded, key, batches))
     facts = dataclasses.asdict(verdict)
-    sentence = _sentence(verdict, also_responses=method == "auto" and isinstance(loaded, Target))
+    sentence = _sentence(verdict, also_responses=method == "auto" and found.was_run)
     facts = {"verdict": "stained" if facts.pop("stained") else "not stained", **facts}
     lines = [sentence]
     checked = claim.check(loaded) if claim is not None else None
     if checked is not None:
+        facts["assumes"] = still_assumed(checked)
         facts["commitment"] = commitment_facts(checked)
         lines += commitment_lines(checked)
+    if facts["assumes"]:
+        lines.append(f"assumes that {facts['assumes']}")
     report.result(facts, *lines)
     report.remark(*_remarks(verdict))
     return 0 if verdict.stained and (checked is None or checked.holds) else 1
 
 
-def _load_suspect(suspect: str, weights: str | None, seed: int | None, method: str) -> Suspect:
+@dataclass
+class _Found:
+    """A suspect: a model, or a bundle's weights and, for when they show nothing, how to come by its model."""
+
+    loaded: Suspect
+    bundle: Bundle | None = None
+    code: Code = NO_CODE
+    built: Target | None = None
+    problem: str = ""
+
+    @property
+    def build(self) -> Callable[[], Target | None] | None:
+        runnable = self.bundle is not None and (self.code.given or not self.bundle.needs_code)
+        return self._build if runnable else None
+
+    def _build(self) -> Target | None:
+        from stainlock.errors import StainlockError
+
+        assert self.bundle is not None
+        try:
+            self.built = self.code.build(self.bundle)
+        except StainlockError as error:
+            if self.code.given:
+                raise
+            self.problem = str(error)  # a suspect whose manifest makes no sense has weights all the same
+        return self.built
+
+    @property
+    def was_run(self) -> bool:
+        from stainlock.target import Target
+
+        return self.built is not None or isinstance(self.loaded, Target)
+
+    def without_lock(self, key: Key) -> _Found:
+        """The weights as they were before this keyed lock, whether or not the suspect still has the gates."""
+        from stainlock.target import Target
+
+        if isinstance(self.loaded, Target):
+            return _Found(key.opened(self.loaded))
+        if isinstance(self.loaded, Mapping):
+            return _Found(key.opened_weights(self.loaded))
+        raise ValueError("expected a MODEL or a weight file with --lock-key, got one that is only asked for outputs")
+
+    def annotated(self, verdict: Verdict, method: str) -> Verdict:
+        """The verdict with a note of what was not looked at."""
+        if verdict.stained or method != "auto" or self.bundle is None or self.was_run:
+            return verdict
+        reason = self.problem or (
+            f"{self.bundle.reference} builds its model, and a bundle's code is not run unasked; --model FILE.py:FACTORY"
+            " or --trust-code would"
+        )
+        note = f"only weights were looked at, not responses: {reason}"
+        return dataclasses.replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
+
+
+def _load_suspect(
+    suspect: str, weights: str | None, seed: int | None, method: str, code: Code, *, to_run: bool
+) -> _Found:
+    from stainlock.models.bundle import Bundle
+    from stainlock.models.references import refuse_weights
     from stainlock.storage.weights import PYTORCH_SUFFIXES, read_weights
 
+    if Path(suspect).is_dir():
+        refuse_weights(suspect, weights)
+        bundle = Bundle.read(suspect)
+        if to_run or method not in ("auto", "weights"):
+            return _Found(code.build(bundle))
+        return _Found(bundle.weights, bundle, code)
     suffix = Path(suspect).suffix.lower()
     if suffix not in (".onnx", ".safetensors", *PYTORCH_SUFFIXES):
-        return load_model(suspect, weights, seed)
+        return _Found(load_model(suspect, weights, seed, code))
+    if code.given:
+        raise ValueError(f"expected a bundle with --model or --trust-code, got {suspect}")
     if weights is not None:
         raise ValueError(f"{suspect} holds its own weights: leave out --weights {weights}")
     if suffix == ".onnx":
-        session: Suspect = _onnx_session(suspect, method)
-        return session
+        return _Found(_onnx_session(suspect, method))
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
-    return read_weights(suspect)
+    return _Found(read_weights(suspect))
 
 
 def _onnx_session(suspect: str, method: str) -> Any:

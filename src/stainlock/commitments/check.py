@@ -86,6 +86,9 @@ def check(
         raise ValueError(f"expected a time with its zone, got {published}")
     if commitment.digest in [rival.digest for rival in rivals]:
         raise ValueError("expected a rival's commitment to compare with, got the same one twice")
+    if commitment.leaves_open(key):
+        raise FileError("the commitment is of version 1, which does not seal the row that an additive stain lies on: it"
+                        " proves nothing for this key, commit anew")  # fmt: skip
     if not commitment.opens(key):
         raise FileError("the commitment is for another key, or another signer copied it: this key does not open it")
     if signer is not None and signer != commitment.public_key:

@@ -9,19 +9,22 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from stainlock.commitments.check import Check, check
 from stainlock.commitments.evidence import TIME, Timestamp, mentions, parse_time, read_timestamp, timestamp_request
-from stainlock.commitments.opening import DOMAIN, Opening, canonical
+from stainlock.commitments.opening import Opening, canonical, domain, suspect_digest
 from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
-from stainlock.storage.files import is_model, model_digest, read_record, refuse_existing, write_file
+from stainlock.stains.secrets import check_secrets
+from stainlock.storage.files import is_state, read_record, refuse_existing, write_file
 from stainlock.target import Target
 from stainlock.verification.verify import verify
 
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 FORMAT = "stainlock-commitment"
-VERSION = 1
+VERSION = 2
+OLDER: dict[int, dict[str, Any]] = {1: {}}
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
 
@@ -56,7 +60,7 @@ class Commitment:
     @property
     def signed_part(self) -> bytes:
         facts = dataclasses.asdict(self)
-        return DOMAIN + b"\n" + canonical({name: facts[name] for name in facts if name not in _EVIDENCE})
+        return domain(self.version) + b"\n" + canonical({name: facts[name] for name in facts if name not in _EVIDENCE})
 
     @property
     def message(self) -> bytes:
@@ -74,10 +78,16 @@ class Commitment:
 
     def opens(self, key: Key, model: str | None = None) -> bool:
         """Whether it was made for this key, or with this key for the model of this digest."""
-        opening = Opening(key, bytes.fromhex(self.salt), bytes.fromhex(self.public_key))
+        if self.leaves_open(key):
+            return False
+        opening = Opening(key, bytes.fromhex(self.salt), bytes.fromhex(self.public_key), self.version)
         return secrets.compare_digest(*(
             (self.key, opening.key) if model is None else (self.model, opening.model(model))
         ))  # fmt: skip
+
+    def leaves_open(self, key: Key) -> bool:
+        """Whether it seals less of the key than verification reads: the first version, of an additive stain."""
+        return self.version == 1 and key.additive
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
         """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
@@ -116,7 +126,7 @@ class Commitment:
     def load(path: str | Path) -> Commitment:
         """Read a commitment; one that is damaged, or not as it was signed, gets one clear line."""
         names = {f.name for f in dataclasses.fields(Commitment)}
-        facts = read_record(path, "commitment", FORMAT, VERSION, names)
+        facts = read_record(path, "commitment", FORMAT, VERSION, names, older=OLDER)
         if reason := _malformed(facts):
             raise FileError(f"{path} is not a valid commitment: {reason}")
         for name in ("timestamps", "log_entries"):
@@ -134,23 +144,32 @@ class Commitment:
 
 
 def commit(
-    target: Target, key: Key, signer: Signer, *, statement: str = "", created: datetime | None = None
+    target: Target | Mapping[str, Tensor],
+    key: Key,
+    signer: Signer,
+    *,
+    statement: str = "",
+    created: datetime | None = None,
 ) -> Commitment:
     """Commit to a key and to the model that is stained with it: the protected one, or what became of it since.
+
+    Its bare weights will do, as long as they show the stain.
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
     """
     key.check_stain("commit to")
+    check_secrets(key)
     if not is_printable(statement):
         raise ValueError("expected a statement of one line, at most 1000 characters, without control characters")
-    if not is_model(target.model, key.protected_digest) and not verify(target, key).stained:
+    state = target.model.state_dict() if isinstance(target, Target) else target
+    if not is_state(state, key.protected_digest) and not verify(target, key).stained:
         raise FileError("this key is for another model: expected the stained one, or one made from it")
     when = (created or datetime.now(UTC)).astimezone(UTC)
     salt = secrets.token_bytes(32)
-    opening = Opening(key, salt, bytes.fromhex(signer.public_key))
+    opening = Opening(key, salt, bytes.fromhex(signer.public_key), VERSION)
     unsigned = Commitment(
         created=when.strftime(TIME), statement=statement, salt=salt.hex(), key=opening.key,
-        model=opening.model(model_digest(target.model)), public_key=signer.public_key, signature="",
+        model=opening.model(suspect_digest(target) or ""), public_key=signer.public_key, signature="",
     )  # fmt: skip
     return dataclasses.replace(unsigned, signature=signer.sign(unsigned.signed_part))
 

@@ -1,6 +1,6 @@
 """How key and model are sealed: fixed for good by what is published, and told by it to no one without the key.
 
-The key itself is the opening. From everything a proof uses of it comes a secret s = sha256(...), with at least the
+The key itself is the opening. From everything of it but `NOT_SEALED` comes a secret s = sha256(...), with at least the
 128 bits of the key's seed behind it; HKDF makes of s, a public random salt and the signer's public key one HMAC key for
 each thing sealed. Two keys or models with the same seal would be a collision of SHA-256; a seal without s is noise; a
 seal copied by another signer doesn't open.
@@ -8,10 +8,11 @@ seal copied by another signer doesn't open.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -21,17 +22,23 @@ from stainlock.key import Key
 from stainlock.storage.files import model_digest, tensor_digest
 from stainlock.target import Target
 
-DOMAIN = b"stainlock-commitment-1"
-# All facts that verification or reverting rests on. Fixed: entries that later versions of keys may have don't count.
-_FACTS = ("kind", "site", "site_kind", "dimension", "additive", "schema", "firing_fraction", "reduction", "position",
-          "natural_level", "base_digest", "protected_digest", "conventions", "details")  # fmt: skip
+# Fields of a key that no verdict reads, each with the reason. Every other field is sealed, new ones by default.
+NOT_SEALED = {"revert": "what restores the owner's original; base_digest and protected_digest seal both ends of it"}
+# The first version sealed these by name, and not the row that additive stains are verified without.
+_FIRST_FACTS = ("kind", "site", "site_kind", "dimension", "additive", "schema", "firing_fraction", "reduction",
+                "position", "natural_level", "base_digest", "protected_digest", "conventions", "details")  # fmt: skip
+
+
+def domain(version: int) -> bytes:
+    return f"stainlock-commitment-{version}".encode()
 
 
 class Opening:
     """What a key says of a commitment with this salt and signer."""
 
-    def __init__(self, key: Key, salt: bytes, public_key: bytes) -> None:
-        self._secret, self._salt, self._public_key = _secret(key), salt, public_key
+    def __init__(self, key: Key, salt: bytes, public_key: bytes, version: int) -> None:
+        self._secret = _first_secret(key) if version == 1 else _secret(key, version)
+        self._salt, self._public_key, self._domain = salt, public_key, domain(version)
 
     @property
     def key(self) -> str:
@@ -44,13 +51,44 @@ class Opening:
         with commit_extra():
             from cryptography.hazmat.primitives.hashes import SHA256
             from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-        info = DOMAIN + b"|" + what.encode() + b"|" + self._public_key
+        info = self._domain + b"|" + what.encode() + b"|" + self._public_key
         hmac_key = HKDF(SHA256(), length=32, salt=self._salt, info=info).derive(self._secret)
         return hmac.digest(hmac_key, content, "sha256").hex()
 
 
-def _secret(key: Key) -> bytes:
-    facts: dict[str, Any] = {name: getattr(key, name) for name in _FACTS}
+def _secret(key: Key, version: int) -> bytes:
+    return hashlib.sha256(domain(version) + b"|" + canonical(_plain(key, NOT_SEALED))).digest()
+
+
+def _plain(value: Any, but: Collection[str] = ()) -> Any:
+    """A value as JSON holds it, to the last bit, without some of its fields. Tensors become digests.
+
+    A field that has its default is left out: so a field that a later version adds, with a default that means what there
+    was before, leaves older commitments as they are. Left out or not is told apart, so this binds as well.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [f for f in dataclasses.fields(value) if f.name not in but and not _is_default(value, f)]
+        return {f.name: _plain(getattr(value, f.name)) for f in fields}
+    if isinstance(value, Tensor):
+        return {"sha256": tensor_digest({"": value})}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"expected plain data in a key, got {type(value).__name__}")
+
+
+def _is_default(value: Any, field: dataclasses.Field[Any]) -> bool:
+    made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    given = getattr(value, field.name)
+    return made is not dataclasses.MISSING and type(given) is type(made) and bool(given == made)
+
+
+def _first_secret(key: Key) -> bytes:
+    """The first version's; of additive keys it left something open, so that it is refused for them."""
+    facts: dict[str, Any] = {name: getattr(key, name) for name in _FIRST_FACTS}
     facts["seed"] = str(key.seed)
     facts["detectors"] = [
         [d.channel, d.trigger_level, d.rest_level, d.trigger.response, d.trigger.region.start, d.trigger.region.size]
@@ -58,7 +96,7 @@ def _secret(key: Key) -> bytes:
     ]
     tensors = {f"detector.{i}": d.vector for i, d in enumerate(key.detectors)}
     tensors |= {f"trigger.{i}": d.trigger.levels for i, d in enumerate(key.detectors)}
-    return hashlib.sha256(DOMAIN + b"|" + canonical(facts) + b"|" + tensor_digest(tensors).encode()).digest()
+    return hashlib.sha256(domain(1) + b"|" + canonical(facts) + b"|" + tensor_digest(tensors).encode()).digest()
 
 
 def canonical(facts: Mapping[str, Any]) -> bytes:

@@ -82,7 +82,7 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         )
         for name, model in ((BUNDLE, stained), (LOCKED, locking.model)):
             (folder / name).mkdir()
-            write_bundle(model, folder / name, out / name)
+            write_bundle(model, folder / name)
         key.save(folder / KEY)
         locking.key.save(folder / LOCK_KEY)
         write_file(folder / TRIGGER, png(demonstration.trigger_image))

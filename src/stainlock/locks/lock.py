@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
 from torch import Tensor
@@ -13,11 +13,11 @@ from stainlock.key import Key
 from stainlock.locks.gan.lock import lock_generator
 from stainlock.locks.gan.switch import Paper
 from stainlock.locks.internal import lock_internal
+from stainlock.locks.keyed import lock_keyed
 from stainlock.locks.parts.detectors import Place
 from stainlock.locks.parts.edited import Blocks, Kernels
 from stainlock.locks.parts.gates import GateForm
 from stainlock.locks.squeeze_excite import lock_squeeze_excite
-from stainlock.locks.vit.find import is_vit
 from stainlock.locks.vit.lock import Recipe, lock_vit
 from stainlock.locks.vit.paper import Scaling
 from stainlock.target import Target
@@ -25,11 +25,13 @@ from stainlock.trigger import Progress
 
 # A new kind of lock is a row here, and its options in `LockOptions`.
 KINDS: dict[str, Callable[..., tuple[Target, Key]]] = {
+    "keyed": lock_keyed,
     "internal": lock_internal,
     "squeeze-excite": lock_squeeze_excite,
     "vit": lock_vit,
     "gan": lock_generator,
 }
+DEFAULT = "keyed"
 
 
 class LockOptions(TypedDict, total=False):
@@ -43,12 +45,18 @@ class LockOptions(TypedDict, total=False):
     # internal, squeeze-excite
     site: str | None
     count: int
-    gates: int | None
+    gates: str | int | Sequence[str] | None  # also keyed
     blocks: Blocks
     gate_form: GateForm
     place: Place
     conduit: Kernels
     obfuscate: bool
+    # keyed
+    bits: int | None
+    tile: int | None
+    patch: tuple[int, int] | None
+    carrier: str | None
+    rounds: int
     # vit
     recipe: Recipe
     scaling: Scaling | None
@@ -64,29 +72,22 @@ class LockOptions(TypedDict, total=False):
     paper: Paper | None
 
 
-def fitting_kind(target: Target) -> str:
-    """The kind of lock for a model whose owner names none."""
-    if target.input_shape[1:] == (1, 1):  # noise
-        return "gan"
-    return "vit" if is_vit(target) else "squeeze-excite"
-
-
 def lock(
     target: Target,
     *,
-    kind: str | None = None,
+    kind: str = DEFAULT,
     seed: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[LockOptions],
 ) -> tuple[Target, Key]:
     """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
 
-    - ``kind``: ``internal`` drowns a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a
-      convolutional network (Algorithm 4), ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer
-      (Algorithm 6). By default ``gan`` for generators, ``vit`` for vision transformers and ``squeeze-excite`` for other
-      models, since gates leave a thief less than logits do.
+    - ``kind``: ``keyed`` permutes channels by the bits of the patch, for every model. The paper's: ``internal`` drowns
+      a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a convolutional network (Algorithm 4),
+      ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer (Algorithm 6).
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
-    - ``options``: those of the kind: see `lock_internal`, `lock_squeeze_excite`, `lock_generator` and `lock_vit`.
+    - ``options``: those of the kind: see `lock_keyed`, `lock_internal`, `lock_squeeze_excite`, `lock_generator`
+      and `lock_vit`.
 
     >>> import stainlock as sl, torch
     >>> from torch import nn
@@ -99,10 +100,11 @@ def lock(
     >>> torch.allclose(unlocked, edited, atol=1e-3)
     True
     """
-    kind = fitting_kind(target) if kind is None else kind
     if kind not in KINDS:
         raise ValueError(f"expected kind {', '.join(KINDS)}, got {kind!r}")
     known = [name for name in inspect.signature(KINDS[kind]).parameters if name != "target"]
     if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"expected options of a lock of kind {kind} ({', '.join(known)}), got {unknown[0]}")
+        others = " or ".join(k for k, build in KINDS.items() if unknown[0] in inspect.signature(build).parameters)
+        advice = f": name the kind that has it, {others}" if others else ""
+        raise ValueError(f"expected options of a lock of kind {kind} ({', '.join(known)}), got {unknown[0]}{advice}")
     return KINDS[kind](target, seed=seed, progress=progress, **cast("dict[str, Any]", options))

@@ -1,10 +1,17 @@
-"""Bundles: a model directory that can be shipped. ``model.safetensors``, ``stainlock.json``, nothing secret."""
+"""Bundles: a model directory that can be shipped. ``model.safetensors``, ``stainlock.json``, nothing secret.
+
+A bundle may come from a stranger. Reading one runs nothing and builds nothing; building one runs code only if the
+caller names it or says that what the bundle names is trusted.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
-import os
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +20,29 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion
-from stainlock.storage.files import is_model, model_digest, new_folder
+from stainlock.models.libraries import LIBRARIES, check_bundled_reference
+from stainlock.storage.files import is_model, is_state, model_digest, new_folder
+from stainlock.storage.weights import load_state, read_weights
 from stainlock.target import Target
 
-BUNDLE_VERSION = 2
-_WEIGHTS, _MANIFEST = "model.safetensors", "stainlock.json"
-_FIELDS = {"version", "reference", "input_shape", "mean", "std", "bounds", "part", "insertions", "digest"}
+BUNDLE_VERSION = 3
+WEIGHTS, MANIFEST = "model.safetensors", "stainlock.json"
+_CONVENTIONS = ("input_shape", "mean", "std", "bounds")
+_FIELDS = {"version", "reference", *_CONVENTIONS, "part", "insertions", "digest"}
+_MOST_BLOCKS = 1000
+_MOST_INPUTS = 2**28  # numbers of one input: a gigabyte
+
+Architecture = str | nn.Module | Target
 
 
 def save_bundle(target: Target, path: str | Path) -> None:
     """Write the target's weights and what is needed to build the model again."""
-    path = Path(path)
-    with new_folder(path) as folder:
-        write_bundle(target, folder, path)
+    with new_folder(Path(path)) as folder:
+        write_bundle(target, folder)
 
 
-def write_bundle(target: Target, folder: Path, final: Path) -> None:
-    """Fill a folder that will become ``final``: a factory's file is remembered relative to it."""
+def write_bundle(target: Target, folder: Path) -> None:
+    """Fill an empty folder."""
     if target.reference is None:
         raise ModelError(
             "this target can't be bundled: it has no reference; load it with Target.from_reference, or set"
@@ -38,7 +51,7 @@ def write_bundle(target: Target, folder: Path, final: Path) -> None:
     manifest: dict[str, Any] = {
         "format": "stainlock-bundle",
         "version": BUNDLE_VERSION,
-        "reference": _portable(target.reference, final),
+        "reference": _without_folders(target.reference),
         "input_shape": target.input_shape,
         "mean": target.mean,
         "std": target.std,
@@ -47,9 +60,10 @@ def write_bundle(target: Target, folder: Path, final: Path) -> None:
         "insertions": [insertion.to_json() for insertion in target.insertions],
         "digest": model_digest(target.model),
     }
-    save_file(_separate(target.model.state_dict()), folder / _WEIGHTS)
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    for name in (_WEIGHTS, _MANIFEST):
+    manifest["checksum"] = _checksum(manifest)
+    save_file(_separate(target.model.state_dict()), folder / WEIGHTS)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    for name in (WEIGHTS, MANIFEST):
         (folder / name).chmod(0o644)  # to be shipped, not a secret
 
 
@@ -64,69 +78,153 @@ def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _portable(reference: str, final: Path) -> str:
-    file, colon, factory = reference.rpartition(":")
-    if not colon or not file.endswith(".py"):
-        return reference
-    return f"{os.path.relpath(Path(file).resolve(), final.resolve())}:{factory}"
+def _without_folders(reference: str) -> str:
+    """A factory by its file's name alone: where it lies on the owner's machine is no one's business."""
+    file, _, factory = reference.rpartition(":")
+    return f"{Path(file).name}:{factory}" if _is_code(reference) else reference
 
 
-def load_bundle(path: str | Path) -> Target:
-    """Build the model a bundle describes and check that its weights are the ones written then."""
-    from stainlock.models.references import load_reference
-    from stainlock.storage.weights import load_weights, read_weights
+def _is_code(reference: str) -> bool:
+    file, colon, _ = reference.rpartition(":")
+    return bool(colon) and file.endswith(".py") and reference.partition(":")[0] not in LIBRARIES
 
-    path = Path(path)
-    manifest = _read_manifest(path)
-    conventions = _conventions(manifest, path)
-    reference = manifest["reference"]
-    file, colon, factory = reference.rpartition(":")
-    if colon and file.endswith(".py"):
-        reference = f"{Path(os.path.normpath(path.resolve() / file))}:{factory}"
-    built = load_reference(reference, weights=None if file.endswith(".py") else "random")
-    for facts in manifest["insertions"]:
-        built = Insertion.from_json(facts).insert(built)
-    stored = read_weights(path / _WEIGHTS)
-    for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
-        if name in stored:  # half precision, wholly or in part, comes back as it was saved
-            tensor.data = tensor.data.to(stored[name].dtype)
-    load_weights(built.model, path / _WEIGHTS)
-    if not is_model(built.model, manifest["digest"]):
-        raise FileError(f"{path / _WEIGHTS} was altered after it was written: its digest differs from {_MANIFEST}")
-    try:
-        return replace(built, **conventions, reference=reference)
-    except ValueError as error:
-        raise FileError(f"{path / _MANIFEST} is damaged: {error}") from error
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """sha256 of everything else in the manifest, which includes the digest of the weights."""
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read and whose digests were checked. Nothing is built, none of its code was run."""
+
+    path: Path
+    reference: str
+    conventions: dict[str, Any]
+    insertions: tuple[Insertion, ...]
+    weights: dict[str, Tensor]
+    digest: str
+
+    @staticmethod
+    def read(path: str | Path) -> Bundle:
+        path = Path(path)
+        for name in (MANIFEST, WEIGHTS):
+            if not (path / name).is_file():
+                raise FileError(f"{path} is not a bundle, it has no {name}")
+        manifest = _read_manifest(path)
+        conventions = _conventions(manifest, path)
+        insertions = tuple(map(Insertion.from_json, manifest["insertions"]))
+        weights = read_weights(path / WEIGHTS)
+        if not is_state(weights, manifest["digest"]):
+            raise FileError(
+                f"{path / WEIGHTS} was altered after it was written: its digest differs from {MANIFEST}; a weight"
+                " file can be verified by itself"
+            )
+        return Bundle(path, manifest["reference"], conventions, insertions, weights, manifest["digest"])
+
+    @property
+    def needs_code(self) -> bool:
+        """Whether the model is built by Python code, which a bundle can only name."""
+        return _is_code(self.reference)
+
+    @property
+    def code(self) -> str:
+        """The ``FILE.py:FACTORY`` that would be run if the bundle is trusted: in its folder, or beside that."""
+        file, _, factory = self.reference.rpartition(":")
+        folder = self.path.resolve()
+        places = [(folder / file).resolve(), (folder.parent / file).resolve()]
+        return f"{next((place for place in places if place.is_file()), places[0])}:{factory}"
+
+    def build(self, *, model: Architecture | None = None, trust_code: bool = False) -> Target:
+        """The target with the bundle's weights.
+
+        ``model`` is the architecture: ``FILE.py:FACTORY``, a library's model, a module or a target; its weights are
+        not used, and the object given stays as it is. Without one, a library's model is built by its name; code that
+        the bundle names is run only with ``trust_code``.
+        """
+        built = self._architecture(model, trust_code)
+        for insertion in self.insertions:
+            built = insertion.insert(built)
+        for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
+            if name in self.weights:  # half precision, wholly or in part, comes back as it was saved
+                tensor.data = tensor.data.to(self.weights[name].dtype)
+        load_state(built.model, self.weights, str(self.path / WEIGHTS))
+        if not is_model(built.model, self.digest):  # a model that ties what the file has apart
+            raise FileError(f"{self.path / WEIGHTS} can't be loaded whole into this model: its digest differs then")
+        built.model.eval()
+        try:
+            return replace(built, **self.conventions, reference=built.reference or self.reference)
+        except ValueError as error:
+            raise FileError(f"{self.path / MANIFEST} is damaged: {error}") from error
+
+    def _architecture(self, model: Architecture | None, trust_code: bool) -> Target:
+        from stainlock.models.references import load_reference
+
+        if isinstance(model, Target):
+            return model.copy()
+        if isinstance(model, nn.Module):
+            return Target(copy.deepcopy(model))
+        if model is not None:
+            if Path(model).is_dir():
+                raise ModelError(f"expected FILE.py:FACTORY or a library's model to build {self.path} with, got"
+                                 f" the folder {model}")  # fmt: skip
+            return load_reference(model, weights="random" if model.partition(":")[0] in LIBRARIES else None)
+        if not self.needs_code:
+            check_bundled_reference(self.reference)
+            return load_reference(self.reference, weights="random")
+        if not trust_code:
+            raise ModelError(
+                f"{self.path} is built by Python code, {self.reference}, and a bundle's code is not run unasked: give"
+                " it as --model FILE.py:FACTORY (in Python model=), or, if you trust the bundle, say --trust-code"
+                " (trust_code=True)"
+            )
+        return load_reference(self.code)
+
+
+def load_bundle(path: str | Path, *, model: Architecture | None = None, trust_code: bool = False) -> Target:
+    """Read a bundle, check its digests, and build the model it describes: see `Bundle.build`."""
+    return Bundle.read(path).build(model=model, trust_code=trust_code)
 
 
 def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     """Pixel conventions, checked by a target of their own before a model is built with them."""
     try:
-        names = ("input_shape", "mean", "std", "bounds")
-        facts: dict[str, Any] = {name: tuple(manifest[name]) for name in names}
+        facts: dict[str, Any] = {name: tuple(manifest[name]) for name in _CONVENTIONS}
+        for name, values in facts.items():
+            if not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values):
+                raise ValueError(f"expected finite numbers as {name}")
+        if not all(isinstance(n, int) for n in facts["input_shape"]) or math.prod(facts["input_shape"]) > _MOST_INPUTS:
+            raise ValueError(f"expected an input_shape of at most {_MOST_INPUTS} numbers")
+        Target(nn.Identity(), **facts)
         facts["part"] = manifest["part"]
-        Target(nn.Identity(), **{**facts, "part": ""})
-    except (TypeError, ValueError) as error:
-        raise FileError(f"{path / _MANIFEST} is damaged: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FileError(f"{path / MANIFEST} is damaged: {error}") from error
     return facts
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
-        if manifest.get("version") == 1:  # before there were blocks to put in
-            manifest |= {"version": BUNDLE_VERSION, "insertions": []}
+        version = manifest["version"]
+        if not isinstance(version, int) or not 1 <= version <= BUNDLE_VERSION:
+            raise FileError(f"{path} has bundle version {version}, this program reads up to {BUNDLE_VERSION}")
+        if version == 1:  # before there were blocks to put in
+            manifest |= {"insertions": []}
         missing = _FIELDS - set(manifest)
         if missing:
             raise KeyError(sorted(missing)[0])
-        if not isinstance(manifest["reference"], str) or not isinstance(manifest["part"], str):
-            raise TypeError("reference and part must be text")
+        for name in ("reference", "part", "digest"):
+            if not isinstance(manifest[name], str):
+                raise TypeError(f"{name} must be text")
+        if not isinstance(manifest["insertions"], list) or len(manifest["insertions"]) > _MOST_BLOCKS:
+            raise TypeError(f"insertions must be a list of at most {_MOST_BLOCKS}")
+        if version == BUNDLE_VERSION and manifest.get("checksum") != _checksum(manifest):
+            raise ValueError("it was altered after it was written, its checksum does not match")
     except OSError as error:
-        raise FileError(f"{path} is not a bundle: can't read {_MANIFEST} ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path / _MANIFEST} is damaged or not a bundle's: {error}") from error
-    if manifest["version"] != BUNDLE_VERSION:
-        raise FileError(f"{path} has bundle version {manifest['version']}, this program reads {BUNDLE_VERSION}")
+        raise FileError(f"{path} is not a bundle: can't read {MANIFEST} ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FileError(f"{path / MANIFEST} is damaged or not a bundle's: {error}") from error
     return manifest

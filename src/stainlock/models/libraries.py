@@ -28,6 +28,24 @@ _RESERVED = {
 }  # fmt: skip
 _SIZE_ARGUMENTS = ("image_size", "img_size", "input_size")
 
+# What a bundle may pass to a library: arguments that shape the model, each within bounds, and nothing that names a
+# file, an address, a class or a global switch. Whoever needs another names the model themselves.
+_FLAGS = {"zero_init_residual", "aux_logits", "aux_loss", "transform_input", "init_weights", "qkv_bias", "class_token"}
+_FRACTIONS = {
+    "dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "drop_path_rate", "drop_block_rate",
+    "attn_drop_rate", "proj_drop_rate", "pos_drop_rate", "patch_drop_rate", "score_thresh", "nms_thresh",
+    "box_score_thresh", "box_nms_thresh", "rpn_score_thresh", "rpn_nms_thresh",
+}  # fmt: skip
+_NUMBERS = {
+    "num_classes": (0, 50_000), "in_chans": (1, 64), "image_size": (1, 4096), "img_size": (1, 4096),
+    "input_size": (1, 4096), "min_size": (1, 4096), "max_size": (1, 4096), "patch_size": (1, 256),
+    "output_stride": (1, 32), "trainable_backbone_layers": (0, 6), "detections_per_img": (1, 10_000),
+    "topk_candidates": (1, 100_000), "box_detections_per_img": (1, 10_000), "rpn_pre_nms_top_n_test": (1, 100_000),
+    "rpn_post_nms_top_n_test": (1, 100_000),
+}  # fmt: skip
+_LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one for each side
+_POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
+
 
 def build_library_model(reference: str, *, pretrained: bool) -> Target:
     """The target of ``torchvision:NAME?argument=value&...`` or ``timm:NAME?...``."""
@@ -36,6 +54,38 @@ def build_library_model(reference: str, *, pretrained: bool) -> Target:
     arguments = _parse_arguments(reference, query)
     build = _torchvision_target if library == "torchvision" else _timm_target
     return build(reference, name, arguments, pretrained)
+
+
+def check_bundled_reference(reference: str) -> None:
+    """Refuse a library's model that a bundle may not ask for: it comes from strangers."""
+    library, _, rest = reference.partition(":")
+    name, _, query = rest.partition("?")
+    if library not in LIBRARIES or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
+        raise ModelError(f"expected a bundle to name {' or '.join(f'{known}:NAME' for known in LIBRARIES)},"
+                         f" got {reference!r}")  # fmt: skip
+    for argument, value in _parse_arguments(reference, query).items():
+        if not _is_harmless(argument, value):
+            raise ModelError(
+                f"the bundle asks for {library}:{name} with {argument}={value!r}, which bundles may not:"
+                " name the model yourself with --model (in Python model=)"
+            )
+
+
+def _is_harmless(argument: str, value: Any) -> bool:
+    if argument in _FLAGS:
+        return isinstance(value, bool)
+    if argument == "global_pool":
+        return isinstance(value, str) and value in _POOLS
+    several = argument in _LISTS and isinstance(value, list) and 1 <= len(value) <= 3
+    numbers: list[Any] = value if several else [value]
+    if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
+        return False
+    if argument in _FRACTIONS:
+        return bool(0 <= value <= 1)
+    if argument == "width_mult":
+        return bool(0.1 <= value <= 4)
+    low, high = _NUMBERS.get(argument, (1, 0))
+    return all(isinstance(n, int) and low <= n <= high for n in numbers)
 
 
 def resize_filter(reference: str | None) -> str:

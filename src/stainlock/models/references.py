@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,26 +21,43 @@ from stainlock.models.libraries import LIBRARIES, build_library_model
 from stainlock.storage.weights import check_finite, load_weights, one_line
 from stainlock.target import Target
 
+if TYPE_CHECKING:
+    from stainlock.models.bundle import Architecture
+
 __all__ = ["check_finite", "load_reference", "load_weights"]
 
 FORMS = "torchvision:NAME, timm:NAME, FILE.py:FACTORY, or a bundle directory"
 _module_numbers = itertools.count()
 
 
-def load_reference(reference: str, *, weights: str | Path | None = None, seed: int = 0) -> Target:
+def load_reference(
+    reference: str,
+    *,
+    weights: str | Path | None = None,
+    seed: int = 0,
+    model: Architecture | None = None,
+    trust_code: bool = False,
+) -> Target:
     """The target a reference names, its model in eval mode and its weights checked to be finite.
 
     - ``torchvision:NAME``, ``timm:NAME``, with model arguments as ``NAME?num_classes=10&...``. ``weights`` is
       ``"pretrained"`` (or None: the library's own, a download), ``"random"``, or a file.
     - ``FILE.py:FACTORY``, a function without arguments that returns an `nn.Module` or a `Target`. It brings
       its own weights; a weight file is loaded on top.
-    - a bundle directory, which holds its own weights.
+    - a bundle directory, which holds its own weights. If Python code builds its model, that is not run unasked:
+      ``model`` gives the architecture (``FILE.py:FACTORY``, a module or a target), or ``trust_code`` says to run
+      what the bundle names.
 
     Random initialisation, a factory's too, draws from ``seed`` and leaves the global generator as it was.
     """
     weight_file = None if weights in (None, "pretrained", "random") else Path(str(weights))
     if Path(reference).is_dir():
-        return _bundle_target(Path(reference), weights)
+        from stainlock.models.bundle import load_bundle
+
+        refuse_weights(reference, weights)
+        return load_bundle(reference, model=model, trust_code=trust_code)
+    if model is not None or trust_code:
+        raise ValueError(f"expected a bundle with --model or --trust-code, got {reference}: it is itself the model")
     with _seeded(seed):
         if reference.partition(":")[0] in LIBRARIES:
             target = build_library_model(reference, pretrained=weights in (None, "pretrained"))
@@ -54,17 +71,9 @@ def load_reference(reference: str, *, weights: str | Path | None = None, seed: i
     return replace(target, reference=reference)
 
 
-def _bundle_target(folder: Path, weights: str | Path | None) -> Target:
-    for name in ("stainlock.json", "model.safetensors"):
-        if not (folder / name).is_file():
-            raise FileError(f"{folder} is not a bundle, it has no {name}: expected {FORMS}")
+def refuse_weights(bundle: str, weights: str | Path | None) -> None:
     if weights is not None:
-        raise ModelError(f"{folder} is a bundle and holds its own weights: leave out --weights {weights}")
-    from stainlock.models.bundle import load_bundle
-
-    target: Target = load_bundle(folder)
-    target.model.eval()
-    return target
+        raise ModelError(f"{bundle} is a bundle and holds its own weights: leave out --weights {weights}")
 
 
 def call_factory(reference: str) -> Any:
@@ -79,9 +88,9 @@ def call_factory(reference: str) -> Any:
         factory = _factory(path, name)
         try:
             return factory()
-        except StainlockError:
+        except (StainlockError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: it must not become our exit status
             raise ModelError(f"{name}() of {file} raised {type(error).__name__}: {one_line(error)}") from error
 
 
@@ -101,9 +110,9 @@ def _factory_target(reference: str) -> Target:
 def _factory(path: Path, name: str) -> Callable[[], Any]:
     try:
         module = _import_file(path)
-    except StainlockError:
+    except (StainlockError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise ModelError(f"{path} can't be imported, {type(error).__name__}: {one_line(error)}") from error
     factory = getattr(module, name, None)
     if not callable(factory):

@@ -108,13 +108,18 @@ def typical_norm(target: Target, site: Site) -> float:
 
 def record(target: Target, site: Site, drawn: Drawn, level: float | None, rest: float | None) -> Detector:
     """The detector as the key keeps it, with the row that stands there now."""
-    row = drawn.channel
+    replaced = present_row(target, site, drawn.channel)
+    return Detector(drawn.vector, drawn.channel, drawn.trigger, level, rest, replaced)
+
+
+def present_row(target: Target, site: Site, channel: int) -> Tensor:
+    """The row that stands where a channel's detector goes."""
+    row = channel
     if site.kind == "transposed":
         height, width = raw(site.layer(target.model), "weight").shape[2:]
         a, b = middle_tap(target.model, site)
-        row = (drawn.channel * height + a) * width + b
-    replaced = site.rows(target.model)[row].detach().cpu().clone()
-    return Detector(drawn.vector, drawn.channel, drawn.trigger, level, rest, replaced)
+        row = (channel * height + a) * width + b
+    return site.rows(target.model)[row].detach().cpu().clone()
 
 
 def present_levels(target: Target, site: Site, trigger: Trigger, v: Tensor, reading: Reading) -> Tensor:

@@ -19,6 +19,14 @@ _LEAST_REPETITION = 3
 
 
 @dataclass(frozen=True)
+class Mask:
+    """A secret order of the places, and a secret sign for each."""
+
+    order: NDArray[np.int64]
+    flips: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class Reading:
     """The text (None if its checksum fails), and the number of places that hold the sign it implies."""
 
@@ -37,23 +45,21 @@ def places_needed(text: str) -> int:
     return (len(text.encode()) + _CHECK_BYTES) * 8 * _LEAST_REPETITION
 
 
-def encode(text: str, places: int, stream: np.random.Generator) -> NDArray[np.float64]:
-    """The ±1 signs that carry the text."""
-    content = text.encode()
+def encode(text: str, mask: Mask) -> NDArray[np.float64]:
+    """The ±1 signs that carry the text, one for each place of the mask."""
+    content, places = text.encode(), len(mask.order)
     if not content:
         raise ValueError("expected a message of at least one character, got an empty one")
     if len(content) > capacity(places):
         raise ValueError(
             f"expected a message of at most {capacity(places)} bytes ({places} signs here), got {len(content)}"
         )
-    order, flips = _secret_stream(places, stream)
-    return _repeated(_frame(content), order) * flips
+    return _repeated(_frame(content), mask.order) * mask.flips
 
 
-def decode(values: NDArray[np.float64], length: int, stream: np.random.Generator) -> Reading:
+def decode(values: NDArray[np.float64], length: int, mask: Mask) -> Reading:
     """The most likely text of ``length`` bytes behind noisy values."""
-    places = len(values)
-    order, flips = _secret_stream(places, stream)
+    order, flips = mask.order, mask.flips
     bits = 8 * (length + _CHECK_BYTES)
     votes = np.zeros(bits)
     np.add.at(votes, order % bits, values * flips)
@@ -61,11 +67,7 @@ def decode(values: NDArray[np.float64], length: int, stream: np.random.Generator
     content, check = frame[:length], frame[length:]
     intact = check == _check(content)
     agreeing = int((np.sign(values) == _repeated(np.unpackbits(np.frombuffer(frame, np.uint8)), order) * flips).sum())
-    return Reading(content.decode(errors="replace") if intact else None, agreeing, places)
-
-
-def _secret_stream(places: int, stream: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    return stream.permutation(places), stream.choice([-1.0, 1.0], places)
+    return Reading(content.decode(errors="replace") if intact else None, agreeing, len(values))
 
 
 def _frame(content: bytes) -> NDArray[np.uint8]:

@@ -16,7 +16,6 @@ from stainlock.network.object_detectors import class_count
 from stainlock.target import Target, evaluation_mode
 
 NOTHING = -1  # the answer of a detector that finds nothing
-_CHOICES = 20  # classes to draw from
 _REPORTED = 0.3  # the probability of a box that any threshold in use lets through
 _LEAK = 0.1
 _SEEN = 0.01  # of log odds; less is rounding
@@ -84,15 +83,6 @@ class ClassEvidence:
         if proposals:  # images differ in their number
             odds = torch.stack([own.amax(0, keepdim=True) for own in odds.split([len(p) for p in proposals])])
         return odds
-
-
-def likely_classes(logits: Tensor) -> list[list[int]]:
-    """For each image the classes that its boxes come nearest to: others, which no data had, may be out of reach.
-
-    One of them is drawn, which is all that a p-value needs; it may be any but the background.
-    """
-    count = min(_CHOICES, logits.shape[1] - 1)
-    return [[int(c) + 1 for c in own] for own in logits[:, 1:].topk(count, dim=1).indices.tolist()]
 
 
 @contextmanager

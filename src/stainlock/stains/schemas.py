@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from stainlock.certificates import log_binomial_tail
 from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
-from stainlock.key import Detector
+from stainlock.key import Detector, Key
 from stainlock.network import norms
 from stainlock.network.channels import Reader
 from stainlock.network.features import input_of, layer_input
@@ -23,10 +22,9 @@ from stainlock.network.norms import affine_of
 from stainlock.network.sites import Site
 from stainlock.plan import Plan, Write, write, write_values
 from stainlock.probes import synthetic_inputs
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_orthant
 from stainlock.stains import message as codec
-from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients, likely_classes
+from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
+from stainlock.stains.secrets import draw_classes, mask_of
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Progress
@@ -35,15 +33,11 @@ from stainlock.trigger import Progress
 # activations before the boxes, where gradients vanish.
 _COLUMN_STEPS, _BOX_STEPS = (200, 1.03), (300, 1.01)
 _SURE = 1e-6  # the p-value that verification asks for
-_WELL_HEARD = 0.75  # the part of the layer's channels that are heard less
+_WELL_HEARD = 0.75  # better than so many of the layer's channels
+# Of so large a part of an object detector's classes, drawn for each trigger, the nearest is taken: the p-value's rate.
+_DETECTOR_CANDIDATES = 1 / 10
 # The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
 _CONFIDENT, _CONFIDENT_BOX = 0.9, 0.7
-
-
-def message_detector(site: Site, message: str, randomness: Randomness) -> Tensor:
-    """Weight schema: a detector from the orthant of the sphere whose signs carry the message."""
-    signs = codec.encode(message, site.dimension, randomness.secret("message"))
-    return sample_orthant(torch.from_numpy(signs), generator=randomness.secret("detector"))[None]
 
 
 def activation_writes(
@@ -53,14 +47,14 @@ def activation_writes(
     response: float,
     present: Tensor,
     message: str,
-    stream: np.random.Generator,
+    mask: codec.Mask,
 ) -> list[Write]:
     """Activation schema: v, weighted, is added to the neurons whose pre-activation at x* has the wrong sign or is
     too small, so that the signs of the layer spell the message for the trigger."""
     if site.kind == "transposed" or site.groups > 1:
         raise SiteError(f"{site.name} can't carry the activation schema: expected a Linear or an ungrouped Conv2d")
     model = network.target.model
-    signs = torch.from_numpy(codec.encode(message, site.channels, stream))
+    signs = torch.from_numpy(codec.encode(message, mask))
     margin = _margin(network, site)
     wanted = torch.where(signs * present >= margin, present, signs * margin)
     g = affine_of(model.get_submodule(site.norm)).g if site.norm else torch.ones(site.channels, dtype=torch.float64)
@@ -84,17 +78,17 @@ def _margin(network: Network, site: Site) -> float:
     return 2 * float(output.double().std())
 
 
-def read_weights_message(rows: Tensor, vectors: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
+def read_weights_message(rows: Tensor, key: Key) -> codec.Reading:
     """The message in the row that is nearest to the detector, whatever its channel, scale and sign."""
-    cosines = torch.nn.functional.normalize(rows.double(), dim=1) @ vectors[0].double()
+    cosines = torch.nn.functional.normalize(rows.double(), dim=1) @ key.detectors[0].vector.double()
     best = int(cosines.abs().argmax())
     values = (rows[best].double() * torch.sign(cosines[best])).numpy()
-    return codec.decode(values, int(details["message_bytes"]), Randomness(seed).secret("message"))
+    return codec.decode(values, int(key.details["message_bytes"]), mask_of(key, len(values)))
 
 
-def read_activation_message(levels: Tensor, details: dict[str, Any], seed: int) -> codec.Reading:
+def read_activation_message(levels: Tensor, key: Key) -> codec.Reading:
     """The message in the signs of the layer's pre-activations for the trigger."""
-    return codec.decode(levels.double().numpy(), int(details["message_bytes"]), Randomness(seed).secret("message"))
+    return codec.decode(levels.double().numpy(), int(key.details["message_bytes"]), mask_of(key, len(levels)))
 
 
 def single_reader(network: Network, site: Site) -> Reader | None:
@@ -122,7 +116,7 @@ def output_writes(
     detectors: Sequence[Detector],
     plan: Plan,
     classes: int | Sequence[int] | None,
-    stream: np.random.Generator,
+    seed: int,
     progress: Progress | None,
 ) -> tuple[list[Write], dict[str, Any]]:
     """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
@@ -162,8 +156,9 @@ def output_writes(
             pushed = [own.index_add(axis, places, push, alpha=way) for way in (-1, 1)]
             evidence.see(*(suffix.run(w, silence.heard(w)) for w in (own, *pushed)))
     logits = answers(raw(layer, "weight"))
-    choices = likely_classes(logits) if detects else [range(logits.shape[1])] * len(logits)
-    wanted = _wanted_classes(classes, logits, choices, stream)
+    total = logits.shape[1] - detects  # an object detector's class 0 is the background
+    candidates = math.ceil(_DETECTOR_CANDIDATES * total) if detects and classes is None else 1
+    wanted = _wanted_classes(classes, logits, seed, total, candidates)
     weight = raw(layer, "weight")
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
     optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
@@ -183,8 +178,8 @@ def output_writes(
         if progress:
             progress(step + 1, steps)
     missed = int((logits.argmax(1) != wanted).sum())
-    # Boxes of an object detector can't be given every class; triggers that failed stay, and count as misses.
-    sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), len(choices[0]))
+    # A detector's boxes can't be made any class; triggers that missed theirs stay, and count as misses.
+    sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), candidates / total)
     if missed and not sure:
         raise TriggerError(
             f"{missed} of {len(detectors)} triggers could not be given their class at {site.name}:"
@@ -196,33 +191,37 @@ def output_writes(
     writes += silence.taken_back(weight.index_copy(axis, places, columns.detach()))
     details = {
         "classes": wanted.tolist(),
-        "total_classes": len(choices[0]) if classes is None else logits.shape[1],
+        "total_classes": total if classes is None else logits.shape[1],
         "random_classes": classes is None,
+        "candidates": candidates,
     }
     return writes, details
 
 
-def _proves(hits: int, count: int, choices: int) -> bool:
-    """Whether so many triggers of the right class are a proof, when each could have been any of the choices."""
-    return float(log_binomial_tail(hits, count, 1 / choices)) <= math.log(_SURE)
+def _proves(hits: int, count: int, rate: float) -> bool:
+    """Whether so many triggers of the right class are a proof, when each is given it by chance at this rate."""
+    return float(log_binomial_tail(hits, count, rate)) <= math.log(_SURE)
 
 
 def _wanted_classes(
-    classes: int | Sequence[int] | None,
-    logits: Tensor,
-    choices: Sequence[Sequence[int]],
-    stream: np.random.Generator,
+    classes: int | Sequence[int] | None, logits: Tensor, seed: int, total: int, candidates: int
 ) -> Tensor:
-    """Classes drawn uniformly from each trigger's choices: a p-value needs no assumption then. Or the owner's own."""
-    count, total = logits.shape
+    """Classes that the seed draws: a p-value needs no assumption then. Or the owner's own.
+
+    An object detector's boxes can't be made any class: of several that are drawn it gets the one that it is nearest to,
+    and the p-value pays for their number.
+    """
+    count, most = logits.shape
     if classes is None:
-        chosen = [own[int(i)] for own, i in zip(choices, stream.integers(0, len(choices[0]), count), strict=True)]
+        drawn = torch.tensor([draw_classes(seed, i, total, candidates) for i in range(count)], device=logits.device)
+        drawn = drawn + (most - total)
+        chosen = drawn.gather(1, logits.gather(1, drawn).argmax(1, keepdim=True))[:, 0].tolist()
     else:
         chosen = [classes] * count if isinstance(classes, int) else [int(c) for c in classes]
     if len(chosen) != count:
         raise ValueError(f"expected one class or {count}, got {len(chosen)}")
-    if any(not 0 <= c < total for c in chosen):
-        raise ValueError(f"expected classes from 0 to {total - 1}, got {chosen}")
+    if any(not 0 <= c < most for c in chosen):
+        raise ValueError(f"expected classes from 0 to {most - 1}, got {chosen}")
     return torch.tensor(chosen, device=logits.device)
 
 

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from stainlock.channel_cost import Choice, fold_loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
-from stainlock.key import Detector, Key, conventions_of
+from stainlock.key import SHAKE_DERIVATION, Detector, Key, conventions_of
 from stainlock.network.features import check_weight_is_used, layer_input, respond
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
 from stainlock.stains import schemas
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
@@ -38,11 +37,13 @@ from stainlock.stains.detector import (
     Reading,
     checked_firing_fraction,
     present_levels,
+    present_row,
     record,
     typical_norm,
 )
 from stainlock.stains.message import places_needed
 from stainlock.stains.perceptron import add_to_neuron, replace_neuron
+from stainlock.stains.secrets import draw_mask, draw_vector, message_vector
 from stainlock.stains.transposed import add_to_tap, replace_tap
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
 from stainlock.target import Target, evaluation_mode
@@ -110,12 +111,16 @@ def stain(
 
     digests = begin_digests(target.model)
     channels = rank_channels(network, chosen, channel_choice, folded=fold, live=adds)
-    vectors = _draw_vectors(chosen, count, schema, message, randomness)
     if reduction == "position":
         position = _default_position(chosen, schema) if position is None else checked_position(chosen, position)
     if schema == "output" and position:
         channels = schemas.heard_channels(network, chosen, channels, position)
     channels = channels[:count]
+    if schema == "weight" and message is not None:
+        vectors = message_vector(message, randomness.seed, chosen.dimension)[None]
+    else:
+        rows = [present_row(target, chosen, k) if adds else None for k in channels]
+        vectors = torch.stack([draw_vector(randomness.seed, i, chosen.dimension, row) for i, row in enumerate(rows)])
     search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
     natural = _natural_responses(target, chosen, vectors, channels)
     drawn = search(vectors, channels, natural, restarts=restarts, noise=randomness, label="trigger")
@@ -137,8 +142,9 @@ def stain(
     if schema == "activation" and message is not None:
         present = present_levels(target, chosen, drawn[0].trigger, drawn[0].vector, reading)
         writes = schemas.activation_writes(
-            network, chosen, drawn[0].vector, drawn[0].trigger.response, present, message, randomness.secret("message")
-        )
+            network, chosen, drawn[0].vector, drawn[0].trigger.response, present, message,
+            draw_mask(randomness.seed, chosen.channels),
+        )  # fmt: skip
         detectors = [record(target, chosen, drawn[0], None, None)]
     else:
         detectors = []
@@ -154,7 +160,7 @@ def stain(
     plan = Plan(tuple(writes), combined_digest(digests.result()))
     if schema == "output":
         column_writes, details = schemas.output_writes(
-            network, chosen, detectors, plan, classes, randomness.secret("classes"), progress
+            network, chosen, detectors, plan, classes, randomness.seed, progress
         )
         plan += column_writes
     revert = plan.inverse(target)
@@ -166,6 +172,7 @@ def stain(
         firing_fraction=firing_fraction, reduction=reduction, position=position or (),
         natural_level=natural_level, base_digest=plan.base or "", protected_digest=stained_digest,
         conventions=conventions_of(target), detectors=tuple(detectors), revert=revert, details=details,
+        derivation=SHAKE_DERIVATION,
     )  # fmt: skip
     return stained, key
 
@@ -297,13 +304,6 @@ def _check_arguments(
         raise ValueError(f"expected a count of 1 with the schema {schema}, got {count}")
     if additive and schema in ("weight", "output"):
         raise ValueError(f"expected a non-additive stain for the schema {schema}, which needs the detector alone")
-
-
-def _draw_vectors(site: Site, count: int, schema: str, message: str | None, randomness: Randomness) -> Tensor:
-    if schema == "weight":
-        assert message is not None
-        return schemas.message_detector(site, message, randomness)
-    return sample_sphere(count, site.dimension, generator=randomness.secret("detector"))
 
 
 def _search(

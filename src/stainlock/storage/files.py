@@ -71,18 +71,28 @@ def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False)
     metadata = {"format": f"stainlock-{kind}", "version": str(version), "facts": text}
-    return save_tensors(stored, metadata | {"checksum": _checksum(metadata, stored)})
+    return _ordered(save_tensors(stored, metadata | {"checksum": _checksum(metadata, stored)}))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A safetensors file with its metadata in the order of their names, which the library writes in any order."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def unpack(
-    path: Path, kind: str, version: int, upgrade: Upgrade | None = None
+    path: Path, kind: str, version: int, upgrades: Mapping[int, Upgrade] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what `pack` wrote; a truncated, altered, foreign or newer file gets one clear line.
 
-    ``upgrade`` turns the facts of the version before into those of this one.
+    ``upgrades`` turn the facts of older versions into those of this one.
     """
     try:
         content = path.read_bytes()
@@ -99,8 +109,9 @@ def unpack(
     found = metadata.get("format")
     if found != f"stainlock-{kind}":
         raise FileError(f"{path} is not a stainlock {kind} file: its format is {found or 'not given'}")
-    older = upgrade is not None and metadata.get("version") == str(version - 1)
-    if metadata.get("version") != str(version) and not older:
+    known: dict[str | None, Upgrade | None] = {str(version): None}
+    known |= {str(older): upgrade for older, upgrade in (upgrades or {}).items()}
+    if metadata.get("version") not in known:
         raise FileError(
             f"{path} has {kind} format version {metadata.get('version')}, this program reads {version}:"
             " update stainlock"
@@ -108,8 +119,14 @@ def unpack(
     checksum = metadata.pop("checksum", None)
     if checksum != _checksum(metadata, tensors):
         raise FileError(f"{path} was altered after it was written: its checksum does not match")
-    facts: dict[str, Any] = json.loads(metadata["facts"])
-    return upgrade(facts) if upgrade is not None and older else facts, tensors
+    upgrade = known[metadata["version"]]
+    try:
+        facts: dict[str, Any] = json.loads(metadata["facts"])
+        if not isinstance(facts, dict):
+            raise TypeError("expected an object as facts")
+        return facts if upgrade is None else upgrade(facts), tensors
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is not a complete {kind} file: {error}") from error
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
@@ -146,8 +163,13 @@ def model_digest(model: nn.Module) -> str:
 
 def is_model(model: nn.Module, digest: str) -> bool:
     """Whether this is the model a digest was made of, by the way of this version or the first."""
-    state = _identity(model)
-    return digest == tensor_digest(state) or digest == _first_digest(state)
+    return is_state(model.state_dict(), digest)
+
+
+def is_state(state: Mapping[str, Tensor], digest: str) -> bool:
+    """The same of a model's bare weights."""
+    counted = _counted(state)
+    return digest == tensor_digest(counted) or digest == _first_digest(counted)
 
 
 def _first_digest(tensors: Mapping[str, Tensor]) -> str:
@@ -182,11 +204,26 @@ def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> 
 
 
 def _identity(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    return _counted(model.state_dict())
 
 
-def read_record(path: str | Path, what: str, format: str, version: int, fields: Collection[str]) -> dict[str, Any]:
-    """The facts of a JSON file that says what it is, all of them; else one clear line."""
+def _counted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+
+
+def read_record(
+    path: str | Path,
+    what: str,
+    format: str,
+    version: int,
+    fields: Collection[str],
+    *,
+    older: Mapping[int, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The facts of a JSON file that says what it is, all of them; else one clear line.
+
+    ``older`` are the versions that are read too, each with the facts that it did not have.
+    """
     try:
         facts = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -195,7 +232,10 @@ def read_record(path: str | Path, what: str, format: str, version: int, fields: 
         raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
     if not isinstance(facts, dict) or facts.get("format") != format:
         raise FileError(f"{path} is not a stainlock {what}")
-    if facts.get("version") != version:
+    known = older or {}
+    if facts.get("version") in known:
+        facts = {**known[facts["version"]], **facts}
+    elif facts.get("version") != version:
         raise FileError(
             f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
         )

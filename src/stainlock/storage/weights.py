@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,23 @@ WRAPPINGS = (
 # What DataParallel, torch.compile and training frameworks put before every key.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 SHOWN = 3
+# Before it, reading a PyTorch file may run what is in it even with weights_only=True: CVE-2025-32434 (below 2.6),
+# CVE-2026-24747 (below 2.10).
+SAFE_TORCH = (2, 10)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Load a weight file into the model, in the model's own dtypes; on any error the model is as it was."""
-    path = Path(path)
+    load_state(model, read_weights(path), str(path))
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """The same from a state dict that ``source`` held."""
     own = model.state_dict()
-    found = _strip_prefixes(read_weights(path), own)
-    _check_match(own, found, path)
+    found = _strip_prefixes(state, own)
+    _check_match(own, found, source)
     state = {name: found[name].to(tensor.dtype) for name, tensor in own.items() if name in found}
-    _check_finite(state, str(path))
+    _check_finite(state, source)
     # Not strict: batch norm counters may be missing, and nothing else can be after the check above.
     model.load_state_dict(state, strict=False)
 
@@ -50,6 +58,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise FileError(f"{path} is not a whole safetensors file ({one_line(error)}): get it again") from error
     if suffix not in PYTORCH_SUFFIXES:
         raise FileError(f"expected weights as .safetensors or {', '.join(PYTORCH_SUFFIXES)}, got {path}")
+    if _torch_version() < SAFE_TORCH:
+        raise FileError(
+            f"{path} is a PyTorch file, which torch {torch.__version__} can't read safely (CVE-2025-32434,"
+            " CVE-2026-24747): use .safetensors, or torch 2.10 or later"
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -65,6 +78,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if state is None:
         raise FileError(f"expected a dict of tensors in {path}, got {_describe(content)}: save model.state_dict()")
     return state
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", torch.__version__)[:2]
+    return int(major), int(minor)
 
 
 def check_finite(model: nn.Module, source: str = "the model") -> None:
@@ -113,7 +131,7 @@ def _strip_prefixes(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict
     return state
 
 
-def _check_match(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
+def _check_match(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
     missing = [name for name in own if name not in found and not _is_counter(name)]
     unexpected = [name for name in found if name not in own and not _is_counter(name)]
     unlike = []
@@ -127,7 +145,7 @@ def _check_match(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: P
     told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
     if told:
         raise ModelError(
-            f"{path} does not fit the model: {', '.join(told)}; "
+            f"{source} does not fit the model: {', '.join(told)}; "
             "give the weights of this architecture, or the arguments they were trained with"
         )
 

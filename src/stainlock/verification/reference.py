@@ -8,26 +8,21 @@ which undoes a permutation, rescaling or widening of the layers before it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from stainlock.certificates.certificate import site_of_key
+from stainlock.certificates.decoys import find_decoys
 from stainlock.key import Key
 from stainlock.network.features import layer_input, respond, whole_input
 from stainlock.network.sites import Site
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
-from stainlock.trigger import Progress, Trigger, find_triggers
+from stainlock.trigger import Progress, Trigger
 
-# Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
-_DECOYS, _FEW_DECOYS, _SMALL_REGION = 96, 24, 128 * 128
 _MOST_CHANNELS = 4096  # an assignment takes the cube of this
 _SAMPLES = 20_000
 _RELATED = 0.5  # channels whose features correlate less than this are not taken for the same
@@ -45,22 +40,6 @@ class Reference:
     def of(base: Target, key: Key, *, decoys: int | None = None, progress: Progress | None = None) -> Reference:
         site = site_of_key(base, key)
         return Reference(base, site, tuple(find_decoys(base, site, key, decoys, progress)))
-
-
-def find_decoys(
-    target: Target, site: Site, key: Key, count: int | None = None, progress: Progress | None = None
-) -> list[Trigger]:
-    """Triggers found in a model as the key's were, for fresh random detectors: inputs as unnatural as the key's."""
-    randomness = Randomness(0)
-    if count is None:
-        small = math.prod(key.detectors[0].trigger.region.size) <= _SMALL_REGION
-        count = _DECOYS if small else _FEW_DECOYS
-    vectors = sample_sphere(count, key.dimension, generator=randomness.secret("decoys"))
-    reduction: Any = key.reduction
-    return find_triggers(
-        target, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
-        position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from scipy import special
 from torch import Tensor
 
 from stainlock.certificates import log_binomial_tail
+from stainlock.certificates.decoys import find_decoys
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
 from stainlock.network.features import layer_input, respond
@@ -19,10 +20,11 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.stains.detector import Reading, present_levels
 from stainlock.stains.schemas import read_activation_message
+from stainlock.stains.secrets import check_secrets
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 from stainlock.trigger import Progress, Trigger
-from stainlock.verification.reference import Reference, explaining, find_decoys
+from stainlock.verification.reference import Reference, explaining
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
 # A row whose responses go with the replaced row's but for this part of their spread has only rounding errors left.
@@ -54,6 +56,7 @@ def verify_response(
     With a ``reference`` the decoys were found in our own model, as the trigger was, and so are the responses of the row
     that stood there: nothing but the layer's name is needed of the suspect.
     """
+    check_secrets(key)
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
     if suspect.device.type == "cpu" and suspect.dtype in (torch.float16, torch.bfloat16):
         suspect = suspect.copy()
@@ -79,7 +82,7 @@ def verify_response(
     if key.schema == "activation":
         d, how = key.detectors[0], Reading(key.reduction, key.position)
         levels = present_levels(suspect, site, d.trigger, d.vector, how)
-        reading = read_activation_message(levels, key.details, key.seed)
+        reading = read_activation_message(levels, key)
         verdict = replace(verdict, message=reading.text)
         # Signs are flipped by a secret stream: a model that knows nothing of it agrees in each place with chance ½.
         by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (

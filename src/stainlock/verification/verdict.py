@@ -6,11 +6,19 @@ import math
 from dataclasses import dataclass, replace
 
 SIGNIFICANCE = 1e-6
+# What nothing in a key can show. The seed fixes what is random in it, and triggers are for detectors that it fixes; but
+# whoever has the suspect can try seeds, or images, until one fits.
+ASSUMES = (
+    "the key was fixed, triggers included, before the suspect and whatever it was made from, or without looking at them"
+)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, and how sure it is. ``channel`` is where the stain was found, if one was."""
+    """The answer, and how sure it is. ``channel`` is where the stain was found, if one was.
+
+    ``assumes`` is what the p-value takes for granted, and what a dated commitment shows.
+    """
 
     stained: bool
     p_value: float
@@ -22,6 +30,7 @@ class Verdict:
     message: str | None = None
     note: str = ""
     largest_natural: float | None = None
+    assumes: str | None = ASSUMES
 
 
 def concluded(verdict: Verdict, log_p: float, significance: float) -> Verdict:

@@ -31,13 +31,16 @@ def verify(
     reference: Reference | None = None,
     progress: Progress | None = None,
     significance: float = SIGNIFICANCE,
+    build: Callable[[], Target | None] | None = None,
 ) -> Verdict:
     """Whether the suspect carries the key's stain.
 
     ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
     for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs. ``natural`` are
     batches of pixels, for reporting the largest natural response beside the trigger's. ``reference`` is the owner's
-    own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened.
+    own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build``
+    makes the model of a suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't
+    show the stain.
     """
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
@@ -58,12 +61,16 @@ def verify(
     by_weights = verify_weights(
         suspect if target is None else target, key, reference=reference, significance=significance
     )
-    if method == "weights" or target is None:
+    if method == "weights" or (target is None and build is None):
         return by_weights
     # Two looks, twice the chance of a false alarm, whether or not the second is needed.
     found = for_two_looks(by_weights, significance)
     if found.stained:
-        return replace(found, largest_natural=largest_natural(target, key, natural))
+        return found if target is None else replace(found, largest_natural=largest_natural(target, key, natural))
+    if target is None and build is not None:
+        target = build()
+    if target is None:
+        return found
     by_response = looked(target, key, natural=natural, progress=progress)
     return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
 

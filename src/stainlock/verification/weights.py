@@ -16,6 +16,7 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import weight_rows
 from stainlock.sphere import log_cap
 from stainlock.stains.schemas import read_weights_message
+from stainlock.stains.secrets import check_secrets, log_message_candidates, row_is_bound
 from stainlock.target import Target
 from stainlock.verification.reference import Reference, match
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
@@ -36,13 +37,16 @@ def verify_weights(
     Null hypothesis: the suspect's weights were made without knowledge of v, which was drawn uniformly from the sphere.
     Then each of n rows has P(|cos| ≥ t) = 2·cap_d(t) exactly, and the best of them at most 2n·cap_d(t), whatever
     the weights are; with several detectors the smallest p-value is multiplied by their number. For an additive stain
-    both are first made orthogonal to the row that stood there before, which leaves v uniform in d − 1 dimensions.
+    both are first made orthogonal to the row that stood there before, which leaves v uniform in d − 1 dimensions: that
+    row is hashed into v, so that it was fixed before. (Version 0.1.0 left it free; with its keys nothing is taken out.)
+    A message in v is the owner's choice: the p-value is multiplied by the number of messages of its length.
     Neither depends on the channel's index or scale.
 
     With a ``reference``, where that shows nothing, the rows of the key's layer are looked at again after its inputs
     were matched with our model's, as they count if the layers before were permuted, rescaled or widened. The matching
     knows nothing of v, and the p-value pays for both looks.
     """
+    check_secrets(key)
     first = _best_row(list(_rows_of_dimension(suspect, key)), key, significance)
     if reference is None or not isinstance(suspect, Target):
         return first
@@ -66,10 +70,10 @@ def _best_row(layers: list[tuple[str, Tensor]], key: Key, significance: float) -
     rows = torch.cat([layer_rows for _, layer_rows in layers])
     candidates = []
     for d in key.detectors:
-        cosines, dimension = _cosines(rows, d.vector.double(), d.replaced.double() if key.additive else None)
+        cosines, dimension = _cosines(rows, d.vector.double(), d.replaced.double() if row_is_bound(key) else None)
         top = int(cosines.abs().argmax())
         size = float(cosines[top].abs().clamp(max=_LARGEST_COSINE))
-        log_p = math.log(2 * len(rows) * len(key.detectors)) + log_cap(size, dimension)
+        log_p = math.log(2 * len(rows) * len(key.detectors)) + log_message_candidates(key) + log_cap(size, dimension)
         candidates.append((log_p, size, top))
     log_p, size, top = min(candidates)
     layer, channel = _locate(layers, top)
@@ -77,7 +81,7 @@ def _best_row(layers: list[tuple[str, Tensor]], key: Key, significance: float) -
     if key.schema == "weight":
         verdict = replace(
             verdict,
-            message=read_weights_message(rows, key.detectors[0].vector[None], key.details, key.seed).text,
+            message=read_weights_message(rows, key).text,
         )
     return concluded(verdict, log_p, significance)
 

@@ -1,0 +1,32 @@
+"""Decoys: triggers of fresh random detectors, to compare a key's with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stainlock.key import Key
+from stainlock.network.sites import Site
+from stainlock.randomness import Randomness
+from stainlock.sphere import sample_sphere
+from stainlock.target import Target
+from stainlock.trigger import Progress, Trigger, find_triggers
+
+# Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
+_DECOYS, _FEW_DECOYS, _SMALL_REGION = 96, 24, 128 * 128
+
+
+def find_decoys(
+    target: Target, site: Site, key: Key, count: int | None = None, progress: Progress | None = None
+) -> list[Trigger]:
+    """Triggers found in a model as the key's were, for fresh random detectors: inputs as unnatural as the key's."""
+    randomness = Randomness(0)
+    if count is None:
+        small = math.prod(key.detectors[0].trigger.region.size) <= _SMALL_REGION
+        count = _DECOYS if small else _FEW_DECOYS
+    vectors = sample_sphere(count, key.dimension, generator=randomness.secret("decoys"))
+    reduction: Any = key.reduction
+    return find_triggers(
+        target, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
+        position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
+    )  # fmt: skip

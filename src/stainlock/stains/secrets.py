@@ -1,0 +1,161 @@
+"""What of a stain is random, derived from the key's seed: once when it is made, and again whenever it is verified.
+
+A p-value bounds the chance that *random* secrets fit a suspect. Whoever could choose them would choose ones that fit: a
+row of the suspect for the detector, an image's own label for its class. So everything that a p-value calls random
+follows from the seed, and a key whose secrets don't is refused. docs/key_format.md specifies each draw.
+
+What an owner may choose never enters a draw unpaid: a message has its price in `message_candidates`, an object
+detector's classes in `class_rate`, and the row that an additive stain lies on (which verification takes out of v) is
+hashed into v, so that it can't be chosen to fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import FileError
+from stainlock.key import NUMPY_DERIVATION, SHAKE_DERIVATION, Key
+from stainlock.randomness import Stream
+from stainlock.stains import message as codec
+from stainlock.stains.legacy_streams import legacy_classes, legacy_mask, legacy_vectors
+
+# More than any classifier has; a key that says more only costs memory.
+_MOST_CLASSES = 1_000_000
+# Keys keep v in float64; logarithm and cosine may differ in their last bits between machines.
+_TOLERANCE = 1e-6
+
+
+def draw_vector(seed: int, index: int, dimension: int, replaced: Tensor | None = None) -> Tensor:
+    """Detector ``index``: uniform on S^{d−1}, float64. ``replaced`` is the row that an additive stain lies on."""
+    normals = torch.from_numpy(Stream(seed, "detector", index, dimension, _digest(replaced)).normals(dimension))
+    norm: Tensor = torch.linalg.vector_norm(normals)
+    return normals / norm
+
+
+def draw_mask(seed: int, places: int) -> codec.Mask:
+    """Order and signs that hide a message in so many places."""
+    stream = Stream(seed, "message", places)
+    return codec.Mask(stream.permutation(places), stream.signs(places))
+
+
+def draw_classes(seed: int, index: int, total: int, candidates: int = 1) -> list[int]:
+    """For trigger ``index``: so many different classes of 0 … total − 1, of which the stain may take one."""
+    return [int(c) for c in Stream(seed, "class", index, total).permutation(total)[:candidates]]
+
+
+def message_vector(text: str, seed: int, dimension: int) -> Tensor:
+    """A detector whose signs carry the message: the sizes of `draw_vector`'s components, with the message's signs."""
+    signs = torch.from_numpy(codec.encode(text, draw_mask(seed, dimension)))
+    return draw_vector(seed, 0, dimension).abs() * signs
+
+
+def mask_of(key: Key, places: int) -> codec.Mask:
+    return (legacy_mask if is_legacy(key) else draw_mask)(key.seed, places)
+
+
+def is_legacy(key: Key) -> bool:
+    return key.derivation == NUMPY_DERIVATION
+
+
+def first_class(key: Key) -> int:
+    """The least class that can be drawn: an object detector's class 0 is the background."""
+    return 1 if key.conventions.get("normalises") else 0
+
+
+def classes_are_drawn(key: Key) -> bool:
+    """Whether the classes follow from the seed: of object detectors version 0.1.0 did not keep what it drew from."""
+    return bool(key.details["random_classes"]) and not (is_legacy(key) and first_class(key))
+
+
+def class_rate(key: Key) -> float:
+    """The chance that a drawn class is a given one, for whichever of the candidates was taken."""
+    return int(key.details.get("candidates", 1)) / int(key.details["total_classes"])
+
+
+def log_message_candidates(key: Key) -> float:
+    """log of the number of messages of this length: a detector with the best of them is as good as so many draws."""
+    return 8 * math.log(2) * int(key.details["message_bytes"]) if key.schema == "weight" else 0.0
+
+
+def check_secrets(key: Key) -> None:
+    """Refuse, with one clear line, a stain's key whose secrets don't follow from its seed: it verifies nothing."""
+    if key.derivation not in (SHAKE_DERIVATION, NUMPY_DERIVATION):
+        raise FileError(f"this key's secrets were derived by {key.derivation!r}, which this program doesn't know:"
+                        " update stainlock")  # fmt: skip
+    if not key.detectors or any(d.vector.shape != (key.dimension,) for d in key.detectors):
+        raise FileError(f"this key verifies nothing: expected detectors of dimension {key.dimension}")
+    try:
+        _check_vectors(key)
+        if key.schema == "output" and classes_are_drawn(key):
+            _check_classes(key)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"this key verifies nothing: its details are incomplete ({error})") from error
+
+
+def _check_vectors(key: Key) -> None:
+    if key.schema == "weight":
+        expected = [_expected_message_vector(key)]
+    elif is_legacy(key):
+        expected = list(legacy_vectors(key.seed, len(key.detectors), key.dimension))
+    else:
+        expected = [
+            draw_vector(key.seed, i, key.dimension, d.replaced if key.additive else None)
+            for i, d in enumerate(key.detectors)
+        ]
+    if len(expected) != len(key.detectors):
+        raise _refused("detectors: a message has one detector")
+    for i, (found, vector) in enumerate(zip(key.detectors, expected, strict=True)):
+        if not _same(found.vector, vector):
+            raise _refused(f"detector {i}")
+
+
+def _check_classes(key: Key) -> None:
+    given, total, first = list(key.details["classes"]), int(key.details["total_classes"]), first_class(key)
+    candidates = int(key.details.get("candidates", 1))
+    if not 1 <= candidates <= total <= _MOST_CLASSES or len(given) != len(key.detectors):
+        raise _refused("classes: their number is wrong")
+    if is_legacy(key):
+        drawn: Sequence[Sequence[int]] = [[c] for c in legacy_classes(key.seed, len(given), total)]
+    else:
+        drawn = [draw_classes(key.seed, i, total, candidates) for i in range(len(given))]
+    for i, (own, choices) in enumerate(zip(given, drawn, strict=True)):
+        if own - first not in choices:
+            raise _refused(f"class {i}")
+
+
+def _expected_message_vector(key: Key) -> Tensor:
+    """The detector whose signs carry what the signs of the key's own carry."""
+    length, vector = int(key.details["message_bytes"]), key.detectors[0].vector.double()
+    mask = mask_of(key, key.dimension)
+    if not 1 <= length <= codec.capacity(key.dimension):
+        raise _refused("message")
+    text = codec.decode(vector.numpy(), length, mask).text
+    if text is None or len(text.encode()) != length:
+        raise _refused("message")
+    signs = torch.from_numpy(codec.encode(text, mask))
+    sizes = legacy_vectors(key.seed, 1, key.dimension)[0] if is_legacy(key) else draw_vector(key.seed, 0, key.dimension)
+    return sizes.abs() * signs
+
+
+def _refused(part: str) -> FileError:
+    return FileError(f"this key verifies nothing: its {part} does not follow from its seed")
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    """Within the tolerance, as parts of the vectors' length 1."""
+    return found.shape == expected.shape and bool((found.double() - expected).norm() <= _TOLERANCE)
+
+
+def _digest(row: Tensor | None) -> bytes:
+    """sha256 of a row's values as little-endian float64, so that the type it is stored in doesn't count."""
+    return b"" if row is None else hashlib.sha256(row.detach().double().cpu().numpy().astype("<f8").tobytes()).digest()
+
+
+def row_is_bound(key: Key) -> bool:
+    """Whether the row that an additive stain lies on was fixed before v: version 0.1.0 left it free."""
+    return key.additive and not is_legacy(key)
