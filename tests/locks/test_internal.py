@@ -338,7 +338,7 @@ def test_a_patch_larger_than_the_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kind": "exotic"}, ValueError, "expected kind internal, squeeze-excite, vit, gan"),
+        ({"kind": "exotic"}, ValueError, "expected kind keyed, internal, squeeze-excite, vit, gan"),
         ({"recipe": "paper"}, ValueError, "expected options of a lock of kind internal .* got recipe"),
         ({"place": "corner"}, ValueError, "expected options of a lock of kind internal"),
         ({"blocks": "all"}, ValueError, "expected blocks any, existing, inserted"),
