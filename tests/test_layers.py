@@ -46,7 +46,7 @@ LATE = {
 # Packages of others that are imported inside functions: not installed everywhere, or slow and rarely needed.
 OPTIONAL = {
     "cryptography", "fcntl", "matplotlib", "onnxruntime", "pycocotools", "ray", "rfc3161_client", "rich", "timm",
-    "torch.ao.quantization",
+    "torch.ao.quantization", "torchvision",
 }  # fmt: skip
 
 ROOT = Path(stainlock.__file__).parent

@@ -16,10 +16,12 @@ from PIL import Image
 from stainlock import FileError, Target
 from stainlock.evaluation import Images
 from stainlock.figures import all_figures
-from stainlock.figures.examples import ExampleWork
+from stainlock.figures.examples import ExampleWork, draw_examples
+from stainlock.figures.figure import Setup
 from stainlock.figures.layers import spread_layers
-from stainlock.figures.plots import decoded
+from stainlock.figures.plots import decoded, encoded
 from stainlock.figures.run import chosen_setup, reproduce
+from stainlock.figures.subject import class_namer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
@@ -53,6 +55,23 @@ def test_patched_image_is_the_photograph_with_the_patch(own: dict[str, Any]) -> 
     outside = patch.region.paste(torch.zeros_like(patch.levels), torch.ones_like(shown)).bool()
     assert torch.equal(shown[outside], locked.to_bytes(photograph)[0][outside])
     assert row["class"] == 3
+
+
+def test_classes_are_shown_by_name(tmp_path: Path, own: dict[str, Any]) -> None:
+    white = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(white, format="PNG")
+    row = {"image": 0, "patch": [3, 3], "layer": "0", "class": 3, "original": 3, "locked": 9, "unlocked": 3,
+           "picture": encoded(white.getvalue())}  # fmt: skip
+    (shown,) = draw_examples([row], Setup("m", classes="cifar10"), shown="patched").tables
+    names = {name: shown.rows[0][name] for name in ("class", "original", "locked")}
+    assert names == {"class": "cat", "original": "cat", "locked": "truck"}
+    assert shown.rows[0]["locked_index"] == 9
+    assert "locked_index" not in shown.shown
+    assert class_namer(Setup("m", classes="imagenet"))(0) == "tench"
+    assert class_namer(Setup("m", data=own["data"]))(3) == "class 3", "labels.csv has no names"
+    for folder in ("b", "a"):
+        (tmp_path / folder).mkdir()
+    assert class_namer(Setup("m", data=str(tmp_path)))(1) == "b"
 
 
 def test_pruning(tmp_path: Path, own: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,24 @@ def test_figures_say_what_they_need_and_cost(name: str) -> None:
     assert figure.shows.endswith(".")
     assert figure.needs
     assert "--quick" in figure.cost
-    assert all(setup.stands_for for setup in figure.quick), "a quick run says what stands for the paper's model"
+    assert all(setup.stands_for for setup in figure.quick), "a quick run says which model and data it uses"
+    assert all(setup.name for setup in figure.quick), "titles name the model that runs"
     assert all(setup.detectors <= figure.full.detectors for setup in figure.quick)
     assert bool(figure.data) == (figure.kind != "noise")
+
+
+def test_figures_of_the_paper_have_its_numbers() -> None:
+    """Figures 20 and 21 are diagrams; 10 to 12 are one figure here."""
+    numbered = {int(n) for figure in all_figures().values() for n in re.findall(r"[0-9]+", figure.paper.figure)}
+    assert numbered | {11} == set(range(1, 27)) - {20, 21}
+
+
+@pytest.mark.skipif(not (SHARED / "paper.tex").is_file(), reason="needs ../shared/paper.tex")
+def test_printed_numbers_are_in_the_paper() -> None:
+    source = (SHARED / "paper.tex").read_text(encoding="utf-8")
+    for printed in (one for figure in all_figures().values() for one in figure.paper.printed):
+        for number in re.findall(r"[0-9][0-9.,]*(?<![.,])", printed.value):
+            assert number in source, printed
 
 
 @pytest.mark.slow
@@ -46,6 +62,6 @@ def test_quick_setups_can_be_had(name: str) -> None:
 
 def test_without_a_zoo_the_needs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stainlock.figures.run.ZOO", tmp_path / "absent")
-    with pytest.raises(StainlockError, match=r"stain-vgg16 needs torchvision's weights .* not at hand: zoo\.py"):
+    with pytest.raises(StainlockError, match=r"stain-vgg16 needs torchvision's weights .* not available: zoo\.py"):
         chosen_setup(all_figures()["stain-vgg16"], quick=True)
     assert (ZOO / "zoo.py").is_file()

@@ -1,41 +1,50 @@
-"""`stainlock reproduce`: the paper's figures, or the same of one's own model."""
+"""`stainlock reproduce`: the paper's figures, or the same figures for your own model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stainlock.cli.options import FILE, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
+if TYPE_CHECKING:
+    from stainlock.figures import Figure
+
 
 @click.command("reproduce")
 @click.argument("figure", required=False)
-@click.option("--list", "listed", is_flag=True, help="List the figures, what they need and what they cost, and end.")
-@click.option("--quick", is_flag=True, help="Minutes on two cores, with what is at hand instead of the paper's models.")
+@click.option("--list", "listed", is_flag=True, help="List the figures with what they need and cost, and exit.")
+@click.option("--quick", is_flag=True, help="Minutes on two cores, with small models instead of the paper's.")
 @click.option("--out", type=FILE, default=Path("reproduction"), show_default=True, metavar="DIR",
-              help="A folder for each figure, and report.html. The same command again goes on where it was"
-              " interrupted.")  # fmt: skip
-@click.option("--model", metavar="MODEL", help="Instead of the paper's.")
+              help="Output: a folder for each figure, and report.html. After an interrupt, the same command"
+              " resumes.")  # fmt: skip
+@click.option("--model", metavar="MODEL", help="Model to use instead of the paper's.")
 @weights_option
-@click.option("--data", metavar="DIR", help="What the figure needs: ImageNet's validation set, COCO, or your own.")
-@click.option("--layers", metavar="A,B,...", help="Instead of some at even distances.")
-@click.option("--detectors", type=click.IntRange(min=1), metavar="N", help="Of each layer.  [default: the paper's]")
-@click.option("--images", type=click.IntRange(min=4), metavar="N", help="At most N, evenly over the data.")
-@click.option("--discriminator", metavar="MODEL", help="Of a generator: whose loss is told.")
-@click.option("--features", metavar="MODEL|inception", help="Of generators: for the Fréchet distance.")
-@click.option("--feature-weights", type=FILE, metavar="FILE", help="Weights of --features.")
-@click.option("--nafnet", type=FILE, metavar="FILE", help="NAFNet's weights, for denoising as the paper does it.")
-@click.option("--ours", is_flag=True, help="Stains: the channel whose readers miss it least, instead of the paper's"
-              " least ℓ1 norm.")  # fmt: skip
+@click.option("--data", metavar="DIR", help="Data that the figure needs: ImageNet's validation set, COCO, or your own.")
+@click.option("--layers", metavar="A,B,...", help="Layers to use.  [default: evenly spaced]")
+@click.option(
+    "--detectors", type=click.IntRange(min=1), metavar="N", help="Detectors in each layer.  [default: as in the paper]"
+)
+@click.option(
+    "--images", type=click.IntRange(min=4), metavar="N", help="At most N images, evenly spaced over the data."
+)
+@click.option("--discriminator", metavar="MODEL", help="For generators: the discriminator whose loss is measured.")
+@click.option(
+    "--features", metavar="MODEL|inception", help="For generators: feature extractor for the Fréchet distance."
+)
+@click.option("--feature-weights", type=FILE, metavar="FILE", help="Weights for --features.")
+@click.option("--nafnet", type=FILE, metavar="FILE", help="NAFNet weights, for denoising as in the paper.")
+@click.option("--ours", is_flag=True, help="Stains: replace the channel with the least effect on later layers, not the"
+              " one of least ℓ1 norm as in the paper.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Processes on this machine.")  # fmt: skip
-@click.option("--ray", metavar="ADDRESS", help="A Ray cluster instead; 'local' starts one here.")
-@click.option("--zoo", type=FILE, metavar="DIR", help="Folder with zoo.py, which builds what --quick stands on."
+              help="Number of processes on this machine.")  # fmt: skip
+@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster instead; 'local' starts one on this machine.")
+@click.option("--zoo", type=FILE, metavar="DIR", help="Folder with zoo.py, which builds the models of --quick."
               "  [default: a checkout's benchmarks/]")  # fmt: skip
-@seed_option("Seed of the detectors, of which images bounds are computed from, and of --weights random.  [default: 0]")
+@seed_option("Seed of the detectors, of the sample of images for the bounds, and of --weights random.  [default: 0]")
 @output_options
 def command(report: Report, figure: str | None, listed: bool, out: Path, **given: Any) -> None:
     """Make a FIGURE of the paper, or `all`: plots, the numbers behind them as CSV, and report.html."""
@@ -45,7 +54,7 @@ def command(report: Report, figure: str | None, listed: bool, out: Path, **given
         _list(report)
         return
     if figure is None:
-        raise ValueError("expected FIGURE, got none: `stainlock reproduce --list` has them all")
+        raise ValueError("expected FIGURE, got none: `stainlock reproduce --list` shows them all")
     check_figure(figure)
     options = {name: given.pop(name) for name in ("discriminator", "features", "nafnet")}
     options["feature_weights"] = str(given["feature_weights"]) if given["feature_weights"] else None
@@ -69,14 +78,14 @@ def _make(report: Report, name: str, out: Path, given: dict[str, Any]) -> list[s
 
 
 def _all(report: Report, out: Path, given: dict[str, Any]) -> None:
-    """Every figure; one that can't be made is told of, and the others are made."""
+    """Make every figure; one that fails is reported and left out."""
     from stainlock.errors import FileError, StainlockError
     from stainlock.figures import all_figures
     from stainlock.figures.run import ALL
 
     for name in ("model", "weights", "data", "layers"):
         if given[name] is not None:
-            raise ValueError(f"expected no --{name} with {ALL}: the figures are of different models")
+            raise ValueError(f"expected no --{name} with {ALL}: the figures use different models")
     files: dict[str, list[str]] = {}
     problems: dict[str, str] = {}
     for name in all_figures():
@@ -100,12 +109,17 @@ def _list(report: Report) -> None:
 
     found = list(all_figures().values())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("figure", "shows", "needs", "cost"):
+    for column in ("name", "shows", "needs", "cost"):
         table.add_column(column, overflow="fold")
     for one in found:
-        table.add_row(one.name, one.title, one.needs, one.cost)
+        table.add_row(one.name, f"{_title(one)} ({one.paper.figure})", one.needs, one.cost)
     facts = [
-        {"figure": one.name, "title": one.title, "shows": one.shows, "needs": one.needs, "cost": one.cost}
+        {"figure": one.name, "title": _title(one), "paper": one.paper.figure, "shows": one.shows, "needs": one.needs,
+         "cost": one.cost}
         for one in found
-    ]
+    ]  # fmt: skip
     report.result({"figures": facts}, table)
+
+
+def _title(figure: Figure) -> str:
+    return figure.titled(figure.paper.model)

@@ -1,4 +1,4 @@
-"""The demonstration's page."""
+"""The HTML page of `stainlock demo`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stainlock.verification import Verdict
 _NOT_CLAIMED = (
     "A stain proves where a model came from. It does not stop anyone from using it.",
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
-    "The weights of the detector are of a common size, but its bias, which keeps it silent, stands out from the others:"
-    " someone who looks for such a bias can find the channel and overwrite it.",
-    "This lock keeps a file from those who run it as it is. Whoever understands it and forces its signal on opens it,"
-    " as with any program they hold; the threat model says who gets how far.",
-    "Rounding, pruning and folding are what happens to models in honest hands. Someone who wants the stain gone can"
-    " retrain the layer, or distil the model into another one; that is not shown here.",
+    "The detector's weights are of ordinary size, but its bias, which keeps it silent, is unusually large: someone who"
+    " looks for such a bias can find the channel and overwrite it.",
+    "This lock protects against people who run the file unchanged. Someone who understands the lock can force its"
+    " signal on and open it; the threat model says what each kind of attacker can do.",
+    "Rounding, pruning and folding are ordinary processing. Someone who wants to remove the stain can retrain the layer"
+    " or distil the model into another one; that is not shown here.",
     "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
     "This stain is read from the weights. To ask a model that only gives answers, stain it with --schema output.",
 )
@@ -68,9 +68,9 @@ def _done(demo: Demonstration) -> Section:
         (
             paragraph(
                 f"Of the model's {demo.sites} layers, {site.name} was chosen. The one of its {site.channels} channels"
-                f" that later layers miss least was replaced by a detector: a random direction in {key.dimension}"
-                " dimensions that only the key knows. What the channel gave on average went into the biases after it."
-                " A search then found the image that excites the detector most, the trigger."
+                " with the least effect on later layers was replaced by a detector: a random direction in"
+                f" {key.dimension} dimensions that only the key holds. The channel's mean output was added to the"
+                " biases of the next layer. A search then found the trigger, the image that excites the detector most."
                 " On natural images the detector stays silent."
             ),
             figure(
@@ -88,8 +88,8 @@ def _verified(demo: Demonstration) -> Section:
         "Is it stained?",
         (
             paragraph(
-                "Each model was asked with the owner's key. The p-value bounds the chance that a model made without the"
-                " key would look this stained; up to one in a million counts as stained. The original model is the"
+                "Each model was checked with the owner's key. The p-value bounds the chance that a model made without"
+                " the key would look this stained; up to one in a million counts as stained. The original model is the"
                 " control: it must not be recognised."
             ),
             table(
@@ -187,7 +187,7 @@ def _locked(locking: Locking) -> Section:
             paragraph(
                 f"A second copy of the original was locked in {locking.seconds:.1f} seconds. A detector in"
                 f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner;"
-                f" the gates of {len(locking.key.details['inserted'])} new blocks stand wrong until its signal comes."
+                f" the gates of {len(locking.key.details['inserted'])} new blocks have wrong values until it fires."
                 f" Unlocked, the logits differ by {locking.difference:.0e} of their size from those of the model"
                 " without the disruption."
             ),

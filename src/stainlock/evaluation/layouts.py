@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.errors import FileError
+from stainlock.models.class_names import class_names
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -21,7 +22,7 @@ def find_images(root: Path) -> tuple[list[Path], list[int] | None]:
         return _read_labels(root / "labels.csv")
     if (root / "annotations.json").is_file() and (root / "images").is_dir():  # COCO: boxes, no class an image
         return _some_images(root, _images_in(root / "images")), None
-    classes = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    classes = _folders(root)
     inside = [_images_in(entry) for entry in classes]
     beside = _images_in(root, deep=False)
     if not any(inside):
@@ -31,6 +32,25 @@ def find_images(root: Path) -> tuple[list[Path], list[int] | None]:
     indices = _class_indices(root, [entry.name for entry in classes])
     labels = [index for index, paths in zip(indices, inside, strict=True) for _ in paths]
     return [path for paths in inside for path in paths], labels
+
+
+def class_folders(root: Path) -> dict[int, str]:
+    """The names of the class folders by class index; empty where ``labels.csv`` or boxes take their place.
+
+    ImageNet's folders are named by WordNet ids; the result has the classes' names instead.
+    """
+    if (root / "labels.csv").is_file() or (root / "annotations.json").is_file():
+        return {}
+    names = [folder.name for folder in _folders(root)]
+    return dict(enumerate(class_names("imagenet") if _are_imagenet(names) else names))
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _are_imagenet(names: list[str]) -> bool:
+    return bool(names) and all(re.fullmatch(r"n[0-9]{8}", name) for name in names)
 
 
 def _images_in(folder: Path, deep: bool = True) -> list[Path]:
@@ -73,7 +93,7 @@ def _read_labels(table: Path) -> tuple[list[Path], list[int]]:
 
 def _class_indices(root: Path, names: list[str]) -> list[int]:
     """Sorted folders are the classes in order; ImageNet's (WordNet ids) keep their place among 1000."""
-    if len(names) == 1000 or not all(re.fullmatch(r"n[0-9]{8}", name) for name in names):
+    if len(names) == 1000 or not _are_imagenet(names):
         return list(range(len(names)))
     advice = "put a labels.csv (file,class_index) into the folder"
     try:

@@ -1,7 +1,7 @@
-"""The paper's figures, each as a setup, its work, and a way to draw what the work found.
+"""The paper's figures. Each has a setup, the work that measures it, and a function that draws the measured rows.
 
-Each file holds one or a few of them in its `FIGURES`; `figure` says what a figure is, `catalogue` finds them all, `run`
-makes one (`stainlock.figures`) and `report` the page of several.
+Each module holds one or a few in its `FIGURES`; `figure` says what a figure is, `catalogue` finds them all, `run`
+makes one (`stainlock.reproduce`) and `report` the page of several.
 """
 
 from stainlock.figures.catalogue import all_figures

@@ -1,8 +1,8 @@
-"""The paper's denoising figure: a locked generator's images, restored as if they were noisy photographs."""
+"""The paper's denoising figure: can a denoiser restore the images of a locked generator?"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -12,8 +12,9 @@ from stainlock.attacks.paper.denoise import Method, denoise
 from stainlock.evaluation.generator import discriminator_loss, image_grid, lock_images, pixel_difference
 from stainlock.figures.figure import Drawn, Figure, Plot, Rows, Setup, Table
 from stainlock.figures.lock_work import GENERATED
+from stainlock.figures.paper import PAPER
 from stainlock.figures.plots import decoded, encoded, image_rows
-from stainlock.figures.staining import DCGAN, FACES, JUDGE, ZOO
+from stainlock.figures.stand_ins import DCGAN, GENERATOR
 from stainlock.figures.subject import load_subject
 from stainlock.html.images import png
 from stainlock.locks import lock
@@ -27,12 +28,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class DenoiseWork:
-    """A unit is a method at a noise level that it is told; NAFNet knows its own."""
+    """A unit is a method with its assumed noise level σ; NAFNet takes none."""
 
     setup: Setup
 
     def identity(self) -> dict[str, Any]:
-        return {"work": "denoise", "version": __version__} | self.setup.facts()
+        return {"work": "denoise", "version": __version__} | self.setup.identity()
 
     def units(self) -> list[Unit]:
         found = [Unit(f"nl-means/{sigma}", {"method": "nl-means", "sigma": sigma}) for sigma in SIGMAS]
@@ -69,21 +70,21 @@ def _rows(images: dict[str, Tensor], restored: Tensor) -> Tensor:
 
 
 def draw_denoising(rows: Rows, setup: Setup) -> Drawn:
-    """What the best of each method restores, and how far from the original it is at every strength."""
+    """Each method's best restoration, and its distance from the original at every noise level."""
     table = [{name: value for name, value in row.items() if name != "picture"} for row in rows]
     best: dict[str, Any] = {}
     for row in rows:
         if row["method"] != "none" and row["difference"] < best.get(row["method"], row)["difference"] + 1e-12:
             best[row["method"]] = row
     pictures = [(_title(row), decoded(row["picture"])) for row in best.values()]
-    caption = "The locked generator's images, restored, each method at the level that comes nearest to the original."
+    caption = "The locked generator's images, restored by each method at the noise level that comes closest."
     before, least = rows[0]["difference"], min(row["difference"] for row in best.values())
     finding = (
-        f"Restored images differ from the original's by {least:.3g} a pixel at best, locked ones by {before:.3g};"
-        f" two images of the original differ by {rows[0]['other_faces']:.3g}."
+        f"Mean difference from the original's pixels: locked images {before:.3g}, restored images {least:.3g} at best;"
+        f" two different images of the original {rows[0]['other_faces']:.3g}."
     )
     plot = Plot("images", image_rows(pictures), caption, photographic=True)
-    return Drawn([plot], [Table("methods", table, "Every method and level.", tuple(table[0]))], [finding])
+    return Drawn([plot], [Table("methods", table, "Every method and noise level.", tuple(table[0]))], [finding])
 
 
 def _title(row: Any) -> str:
@@ -92,10 +93,9 @@ def _title(row: Any) -> str:
 
 FIGURES = (
     Figure(
-        "denoising", "robustness", "Denoising", "Images of a locked DC-GAN, restored by denoising: by NAFNet as in the"
-        " paper where its weights are given (--nafnet FILE), by non-local means anyway.", DCGAN,
+        "denoising", "robustness", "Denoising", "Images of a locked generator, denoised by non-local means, and by"
+        " NAFNet as in the paper if its weights are given (--nafnet FILE).", GENERATOR,
         "one lock, 200 images; --quick: a few seconds", Setup(detectors=1, images=200),
-        (Setup(f"{ZOO}dcgan_faces32_generator", detectors=1, images=32, options=JUDGE, stands_for=FACES),), DenoiseWork,
-        draw_denoising, kind="noise",
+        (replace(DCGAN, detectors=1, images=32),), DenoiseWork, draw_denoising, PAPER["denoising"], kind="noise",
     ),
 )  # fmt: skip

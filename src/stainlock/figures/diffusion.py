@@ -1,7 +1,7 @@
-"""Diffusion models: noising images up to a timestep, and drawing images from noise.
+"""Diffusion models: adding noise to images up to a timestep, and drawing images from noise.
 
-A model predicts the noise ε in √ᾱ·x + √(1 − ᾱ)·ε, with β rising linearly from 1e−4 to 0.02 (Ho et al.). Its target's
-first extra input is the timestep.
+A model predicts the noise ε in √ᾱ·x + √(1 − ᾱ)·ε, with β rising linearly from 1e−4 to 0.02 (Ho et al., 2020). The
+first extra input of its target is the timestep.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def kept(steps: int) -> Tensor:
 
 
 def timestep_of(target: Target) -> int:
-    """Where the target looks at its model."""
+    """The timestep at which the target runs its model."""
     if not target.extra_inputs or not isinstance(target.extra_inputs[0], Tensor | int):
         raise ModelError("expected a diffusion model: a Target whose extra_inputs begin with the timestep")
     return int(target.extra_inputs[0])
 
 
 def noised(target: Target, images: Tensor, steps: int, seed: int) -> Tensor:
-    """Images in [−1, 1] as the model is given them at the target's timestep."""
+    """Images in [−1, 1] with the noise of the target's timestep, as the model gets them."""
     share = float(kept(steps)[timestep_of(target)])
     noise = torch.randn(images.shape, generator=Randomness(seed).noise("noised images"))
     mixed: Tensor = share**0.5 * images + (1 - share) ** 0.5 * noise
@@ -40,8 +40,10 @@ def noised(target: Target, images: Tensor, steps: int, seed: int) -> Tensor:
 
 
 def draw(target: Target, count: int, *, steps: int, visited: int, seed: int) -> Tensor:
-    """Images in [−1, 1] out of noise, over ``visited`` of the model's timesteps at even distances; the same noise
-    for the same seed, whatever the model."""
+    """``count`` images in [−1, 1], drawn from noise over ``visited`` evenly spaced timesteps of the model's ``steps``.
+
+    The noise depends on the seed alone, not on the model.
+    """
     generator = Randomness(seed).noise("diffusion")
     every = [round(i * (steps - 1) / (visited - 1)) for i in range(visited)]
     alphas = kept(steps)[every]

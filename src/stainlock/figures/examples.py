@@ -1,9 +1,9 @@
-"""The paper's example pictures: images that carry a trigger patch, and detections side by side."""
+"""The paper's example pictures: images with a trigger patch, and detections side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,10 @@ from torchvision.ops import box_iou
 
 from stainlock import __version__
 from stainlock.figures.figure import Drawn, Figure, Plot, Rows, Setup, Table
+from stainlock.figures.paper import PAPER
 from stainlock.figures.plots import decoded, encoded, image_rows
-from stainlock.figures.staining import COCO, DOWNLOAD, IMAGENET, PHOTOGRAPHS, RESNET50, SCENES, SSDLITE, ZOO
-from stainlock.figures.subject import Subject, load_subject, subset
+from stainlock.figures.stand_ins import COCO, DOWNLOAD, IMAGENET, RESNET50, SSDLITE
+from stainlock.figures.subject import Subject, class_namer, load_subject, subset
 from stainlock.html.images import png
 from stainlock.key import Key
 from stainlock.locks import lock
@@ -27,11 +28,12 @@ from stainlock.target import Target, evaluation_mode
 
 Row = dict[str, Any]
 State = tuple[Subject, Target, Key]
+_CLASSES = ("class", "original", "locked", "unlocked")  # columns with class indices
 
 
 @dataclass(frozen=True)
 class ExampleWork:
-    """One lock; a unit is an image, ``patched`` or with the ``detections`` of every setting."""
+    """One lock. A unit is one image, shown ``patched`` or with the ``detections`` in every setting."""
 
     setup: Setup
     kind: str  # of the lock
@@ -39,7 +41,7 @@ class ExampleWork:
 
     def identity(self) -> dict[str, Any]:
         facts = {"work": "example", "kind": self.kind, "shown": self.shown, "version": __version__}
-        return facts | self.setup.facts()
+        return facts | self.setup.identity()
 
     def units(self) -> list[Unit]:
         return [Unit(f"image-{i}", {"image": i}) for i in range(self.setup.images or 0)]
@@ -84,67 +86,81 @@ def _detected(subject: Subject, locked: Target, key: Key, index: int) -> Row:
 
 
 def _counted(found: Mapping[str, Mapping[str, Tensor]]) -> Row:
-    """How many boxes each setting is sure of, and how many of the original's the locked and unlocked detector finds."""
+    """How many confident boxes each setting gives, and how many of the original's are found locked and unlocked."""
     sure = {setting: {n: v[own["scores"] >= SHOWN_SCORE] for n, v in own.items()} for setting, own in found.items()}
     counts = {setting: len(own["boxes"]) for setting, own in sure.items()}
     return counts | {f"{s}_finds": _found_again(sure["original"], sure[s]) for s in ("locked", "unlocked")}
 
 
 def _found_again(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> int:
-    """How many of the boxes wanted have one of their class on them, with an IoU of at least a half."""
+    """How many of the wanted boxes overlap a found box of the same class with IoU at least 0.5."""
     overlap = box_iou(wanted["boxes"], found["boxes"]) * (wanted["labels"][:, None] == found["labels"])
     return int((overlap >= 0.5).any(1).sum())
 
 
 def draw_examples(rows: Rows, setup: Setup, *, shown: str) -> Drawn:
-    """The pictures, and what each model makes of them."""
-    table = [{name: value for name, value in row.items() if name != "picture"} for row in rows]
-    detections = shown == "detections"
-    pictures = [(_title(row, detections), decoded(row["picture"])) for row in rows]
+    """The pictures, and each model's answers."""
+    detections, counted = shown == "detections", "locked_finds" in rows[0]
+    table = [_without_picture(row) if counted else _named(_without_picture(row), setup) for row in rows]
+    pictures = [(_title(row, detections), decoded(given["picture"])) for row, given in zip(table, rows, strict=True)]
     size = "×".join(map(str, rows[0]["patch"]))
-    caption = f"The {size} patch is at the top left, where it unlocks." if not detections else (
-        f"What the original, locked and unlocked detector finds, boxes of score {SHOWN_SCORE} and above."
+    caption = f"The {size} patch that unlocks the model is in the top left corner." if not detections else (
+        f"Boxes of score {SHOWN_SCORE} and above, found by the original, locked and unlocked object detector."
     )  # fmt: skip
     plot = Plot("images", image_rows(pictures, columns=1 if detections else min(2, len(rows))), caption, True)
-    if "locked_finds" in rows[0]:
+    if counted:
         total = sum(row["original"] for row in rows)
         again = [sum(row[f"{setting}_finds"] for row in rows) for setting in ("locked", "unlocked")]
-        finding = f"Of the original's {total} boxes the locked detector finds {again[0]}, with the patch {again[1]}."
+        finding = f"Of the original's {total} boxes, the locked model finds {again[0]} and the unlocked one {again[1]}."
     else:
         same = [sum(row[setting] == row["original"] for row in rows) for setting in ("locked", "unlocked")]
-        finding = f"Locked, the model gives the original's class on {same[0]} of {len(rows)} images, with the patch on"
-        finding += f" {same[1]}."
-    columns = tuple(name for name in table[0] if name not in ("patch", "layer"))
-    return Drawn([plot], [Table("images", table, "What each model says.", columns)], [finding])
+        finding = f"The locked model predicts the original's class on {same[0]} of {len(rows)} images, the unlocked one"
+        finding += f" on {same[1]}."
+    columns = tuple(name for name in table[0] if name not in ("patch", "layer") and not name.endswith("_index"))
+    what = "Number of boxes." if counted else "Predicted classes."
+    return Drawn([plot], [Table("images", table, what, columns)], [finding])
 
 
-def _title(row: Any, detections: bool) -> str:
+def _without_picture(row: Mapping[str, Any]) -> Row:
+    return {name: value for name, value in row.items() if name != "picture"}
+
+
+def _named(row: Row, setup: Setup) -> Row:
+    """Class names in place of indices, which move to columns of their own."""
+    name = class_namer(setup)
+    classes = {column: row[column] for column in _CLASSES if column in row}
+    named = {column: name(index) for column, index in classes.items()}
+    return row | named | {f"{column}_index": index for column, index in classes.items()}
+
+
+def _title(row: Row, detections: bool) -> str:
     if detections:
         return str(row["file"])
-    what = "boxes" if "locked_finds" in row else "class"
-    return f"{what}: original {row['original']}, locked {row['locked']}, with the patch {row['unlocked']}"
+    what = " boxes" if "locked_finds" in row else ""
+    answers = {"original": row["original"], "locked": row["locked"], "with the patch": row["unlocked"]}
+    return "\n".join(f"{setting}: {answer}{what}" for setting, answer in answers.items())
 
 
 def _examples(name: str, title: str, shows: str, data: str, kind: str, full: Setup, quick: Setup, shown: str) -> Figure:
     cost = "one lock, a few images; --quick: half a minute"
     return Figure(
         name, "example", title, shows, f"{DOWNLOAD} and {data}", cost, full, (quick,),
-        partial(ExampleWork, kind=kind, shown=shown), partial(draw_examples, shown=shown), data,
+        partial(ExampleWork, kind=kind, shown=shown), partial(draw_examples, shown=shown), PAPER[name], data,
         kind="boxes" if shown == "detections" else "images",
     )  # fmt: skip
 
 
-_RESNET50 = Setup(f"{ZOO}resnet50", None, PHOTOGRAPHS, ("layer2.0.conv2",), detectors=1, images=4,
-                  stands_for=f"{RESNET50}, in place of VGG16")  # fmt: skip
-_VGG16 = Setup("torchvision:vgg16", "pretrained", detectors=1, images=4)
-_SSDLITE = Setup("torchvision:ssdlite320_mobilenet_v3_large", "pretrained", detectors=1, images=3)
-_SSDLITE_QUICK = Setup(f"{ZOO}ssdlite_plainpad", None, SCENES, detectors=1, images=3, stands_for=SSDLITE)
+_VGG16 = Setup("torchvision:vgg16", "pretrained", detectors=1, images=4, name="VGG16", classes="imagenet")
+_RESNET50_QUICK = replace(RESNET50, layers=("layer2.0.conv2",), detectors=1, images=4,
+                          stands_for=f"{RESNET50.stands_for}, instead of VGG16")  # fmt: skip
+_SSDLITE = Setup("torchvision:ssdlite320_mobilenet_v3_large", "pretrained", detectors=1, images=3, name="SSDLite")
+_SSDLITE_QUICK = replace(SSDLITE, detectors=1, images=3)
 
 FIGURES = (
-    _examples("patched-vgg16", "Patched images, VGG16", "Images of ImageNet with the trigger patch of a locked VGG16.",
-              IMAGENET, "internal", _VGG16, _RESNET50, "patched"),
-    _examples("patched-ssdlite", "Patched images, SSDLite", "Images of COCO with the trigger patch of a locked"
-              " SSDLite.", COCO, "squeeze-excite", _SSDLITE, _SSDLITE_QUICK, "patched"),
-    _examples("detections-ssdlite", "Detections side by side, SSDLite", "What the original, locked and unlocked SSDLite"
-              " finds on images of COCO.", COCO, "squeeze-excite", _SSDLITE, _SSDLITE_QUICK, "detections"),
+    _examples("patched-vgg16", "Patched images", "ImageNet photographs with the trigger patch of a locked classifier.",
+              IMAGENET, "internal", _VGG16, _RESNET50_QUICK, "patched"),
+    _examples("patched-ssdlite", "Patched images", "COCO photographs with the trigger patch of a locked object"
+              " detector.", COCO, "squeeze-excite", _SSDLITE, _SSDLITE_QUICK, "patched"),
+    _examples("detections-ssdlite", "Detections side by side", "Objects that the original, locked and unlocked object"
+              " detector finds in COCO photographs.", COCO, "squeeze-excite", _SSDLITE, _SSDLITE_QUICK, "detections"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Feature extractors for the Fréchet distance: Inception, which makes it FID, or any model's last features."""
+"""Feature extractors for the Fréchet distance: Inception (then it is FID), or the last features of any model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target, evaluation_mode
 
 INCEPTION = "inception"
-_SIZE = 299  # Inception's
+_SIZE = 299  # of Inception's input
 _BATCH = 50
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Images on [0, 1] to features ``(N, F)``; ``name`` says what its Fréchet distance is called."""
+    """``run`` maps images on [0, 1] to features ``(N, F)``; ``name`` is the name of the resulting distance."""
 
     name: str
     run: Callable[[Tensor], Tensor]
 
     def features(self, images: Tensor, bounds: tuple[float, float]) -> Tensor:
-        """Of images ``(N, C, H, W)`` within bounds; grey ones count as colour."""
+        """Features of images ``(N, C, H, W)`` within bounds; grey images are repeated over three channels."""
         low, high = bounds
         unit = ((images.float() - low) / (high - low)).clamp(0, 1).expand(-1, 3, -1, -1)
         with torch.inference_mode():
@@ -41,7 +41,7 @@ class Extractor:
 
 
 def load_extractor(reference: str, weights: str | None = None) -> Extractor:
-    """``inception``, by torchmetrics, or a MODEL of images, of which the features before its last layer are taken."""
+    """``inception`` (by torchmetrics), or a MODEL of colour images, whose input to the last layer is the feature."""
     if reference == INCEPTION:
         return Extractor("FID", _inception(weights))
     target = load_reference(reference, weights=weights)
@@ -55,14 +55,14 @@ def load_extractor(reference: str, weights: str | None = None) -> Extractor:
 
 
 def extractor_note(setup: Setup) -> list[str]:
-    """Whose features the distances are of."""
+    """A sentence for the report on which features the distances use."""
     reference = setup.options.get("features")
     if not reference:
         return []
     if reference == INCEPTION:
-        return ["FID: of Inception v3's 2048 features, by torchmetrics."]
+        return ["FID uses Inception v3's 2048 features, by torchmetrics."]
     name = str(reference).rpartition(":")[2]
-    return [f"Fréchet distance: of the features before the last layer of {name}; not Inception's, so it is not FID."]
+    return [f"The Fréchet distance uses the last features of {name} instead of Inception's, so it is not FID."]
 
 
 def _before(target: Target, layer: str, unit: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _inception(weights: str | None) -> Callable[[Tensor], Tensor]:
             "FID needs Inception's weights: give torch-fidelity's weights-inception-2015-12-05-6726825d.pth as"
             " --feature-weights FILE, or another extractor as --features MODEL"
         )
-    read_weights(weights)  # refuses a file of more than tensors, before a library reads it with less care
+    read_weights(weights)  # accepts tensors only; torchmetrics would unpickle anything
     try:
         network = fid.NoTrainInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=weights)
     except Exception as error:

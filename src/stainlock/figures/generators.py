@@ -1,4 +1,4 @@
-"""Generators as a figure sees them: what they are given, and how good their images are."""
+"""Generators in figures: their inputs, and measures of their images."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from stainlock.models.references import load_reference
 from stainlock.target import Target
 
 LOSS, PIXELS = "discriminator loss", "difference of pixels"
-_UNIT = (-1.0, 1.0)  # where images of generators lie
+_UNIT = (-1.0, 1.0)  # the range of generated images
 
 
 @dataclass(frozen=True)
 class GeneratorMeasure:
-    """A discriminator's loss, the Fréchet distance to ``real`` images, or at least how far pixels are from the
-    original's: the same noise for every model, so that images can be compared one by one."""
+    """A discriminator's loss and the Fréchet distance to ``real`` images; with neither, the mean difference of pixels.
+
+    Every model gets the same noise, so that images can be compared one by one.
+    """
 
     images: Callable[[Target], Tensor]
     original: Tensor
@@ -77,17 +79,20 @@ def gan_subject(subject: Subject, count: int) -> tuple[GeneratorMeasure, Data]:
 
 
 def new_inputs(locked: Target, key: Key, count: int, seed: int) -> tuple[Target, Data]:
-    """What a locked generator's detector is given, as a layer that reads the new inputs alone; and noise in them."""
+    """A one-layer target that reads only the new inputs of a locked generator, and noise for them.
+
+    This is what the lock's detector sees.
+    """
     whole = noise_data(locked, count, noise=key.details["noise"], seed=seed)
     shape = (key.dimension, 1, 1)
-    centre = noise_law(locked, key.details["noise"]).centre  # responses are to what is off it
+    centre = noise_law(locked, key.details["noise"]).centre  # responses are measured from the centre of the noise
     reader = nn.Sequential(nn.Conv2d(key.dimension, key.detectors[0].channel + 1, 1, bias=False))
     target = Target(reader, shape, mean=(centre,), std=(locked.std[-1],), bounds=locked.bounds)
     return target, Tensors(whole.pixels[:, -key.dimension :])
 
 
 def diffusion_subject(subject: Subject, count: int) -> tuple[GeneratorMeasure, Data]:
-    """The measure of a diffusion model, and what it is given: real images, noised."""
+    """The measure of a diffusion model, and its natural inputs: real images with noise added."""
     options, seed, target = subject.setup.options, subject.setup.seed, subject.target
     steps = int(options.get("steps", 1000))
     images = partial(
@@ -105,6 +110,6 @@ def _extractor(subject: Subject) -> Extractor | None:
 
 
 def _real(subject: Subject, like: Tensor) -> Tensor:
-    """Real images in [−1, 1], of the size of generated ones."""
+    """Real images in [−1, 1], at the size of generated ones."""
     reader = replace(subject.target, input_shape=tuple(like.shape[1:]), bounds=_UNIT, mean=(0,), std=(1,))
     return torch.cat([pixels for pixels, _ in subject.images.batches(reader, 64)])

@@ -1,4 +1,4 @@
-"""Which layers a figure looks at when none are named."""
+"""The choice of layers for a figure when none are named."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from stainlock.locks.parts.site_choice import lock_sites
 from stainlock.network.network import analyse
 from stainlock.target import Target
 
-_GOOD_DIMENSION = 64  # layers of fewer dimensions are chosen only where there are no others
+_GOOD_DIMENSION = 64  # layers of lower dimension are chosen only if there are no others
 
 
 def spread_layers(target: Target, purpose: str, count: int) -> tuple[str, ...]:
-    """So many layers that can carry a stain, or a lock of some kind, evenly from the first to the last."""
+    """``count`` layers that can carry a stain, or a kind of lock, at even distances from the first to the last.
+
+    ``purpose`` is ``"stain"`` or the kind of lock.
+    """
     network = analyse(target)
     usable = [s for s in network.sites.values() if s.problem is None]
     usable = usable or [s for s in network.sites.values() if s.additive_problem is None]
@@ -25,7 +28,7 @@ def spread_layers(target: Target, purpose: str, count: int) -> tuple[str, ...]:
         half = [n / 2 for n in target.input_shape[1:]]
         able = lock_sites(network, place, smooth=not logits)
         usable = [s for s in able if all(p <= most for p, most in zip(s.patch, half, strict=True))]
-    # Layers that see one position or one group of channels say little of the network; they are the last resort.
+    # Layers with one position, and grouped convolutions, are not typical of a network: a last resort.
     plain = [s for s in usable if s.groups == 1 and (math.prod(s.grid) > 1 or s.kind != "convolution")] or usable
     wide = [s.name for s in plain if s.dimension >= _GOOD_DIMENSION] or [s.name for s in plain]
     if not wide:

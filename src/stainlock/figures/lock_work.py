@@ -1,6 +1,6 @@
-"""The work of a locking figure: locks with their detectors in several layers, in the paper's six settings.
+"""The work of a locking figure: locks with detectors in several layers, measured in the paper's six settings.
 
-A unit is one lock: a layer and a detector. A layer that can't hold the lock says so in its row.
+A unit is one lock, given by a layer and a detector. If the layer can't hold the lock, its row has a ``problem``.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from stainlock.models.references import load_reference
 from stainlock.sweeps import Unit
 from stainlock.target import Target
 
-GENERATED = 10  # images of each setting in the picture
+GENERATED = 10  # images for each setting in the picture
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LockWork:
-    """``kind`` is the lock's; one without layers (of ViTs and generators) has a place of its own."""
+    """``kind`` is the kind of lock. Locks of ViTs and generators have a fixed place, and setups without layers."""
 
     setup: Setup
     kind: str
 
     def identity(self) -> dict[str, Any]:
-        return {"work": "lock", "kind": self.kind, "version": __version__} | self.setup.facts()
+        return {"work": "lock", "kind": self.kind, "version": __version__} | self.setup.identity()
 
     def units(self) -> list[Unit]:
         return [
@@ -81,8 +81,10 @@ class LockWork:
         return rows + self._responses(subject, locked, key, unit.facts["detector"])
 
     def _responses(self, subject: Subject, locked: Target, key: Key, detector: int) -> list[Row]:
-        """What natural inputs excite in the detector, which the paper shows for locks that have a place of their own;
-        elsewhere a detector is a stain's."""
+        """Responses to natural inputs, which the paper plots for locks with a fixed place.
+
+        In the other locks the detector is the same as a stain's, and the staining figures show its responses.
+        """
         if self.setup.layers:
             return []
         if self.kind == "gan":
@@ -98,7 +100,7 @@ class LockWork:
     def _options(self) -> Mapping[str, Any]:
         given = dict(self.setup.options.get("lock", {}))
         if self.kind == "squeeze-excite":
-            given = {"gates": 1, **given}  # the paper's one block
+            given = {"gates": 1, **given}  # the paper inserts one block
         if self.kind == "gan":
             given["noise"] = self.setup.options.get("law", "uniform")
             if judge := self.setup.options.get("discriminator"):

@@ -1,6 +1,6 @@
-"""How well a model does, by whatever suits it: accuracy, average precision, a generator's loss, or how outputs change.
+"""Measures of performance: accuracy, average precision, a generator's loss, or how far outputs move.
 
-A measure has names for its numbers; `measure` gives those of one model, `six` those of a lock's six settings.
+A measure gives named numbers: `measure` for one model, `six` for the six settings of a lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BATCH = 16
 
 
 class Measure(Protocol):
-    """What a figure plots of a model."""
+    """What a figure plots for a model."""
 
     def measure(self, target: Target) -> Numbers: ...
 
@@ -70,10 +70,10 @@ CHANGE = "change of outputs"
 
 @dataclass(frozen=True)
 class OutputChange:
-    """For models without trained weights or data without labels: how far outputs are from the original's.
+    """For models without trained weights and data without labels: how far outputs are from the original's.
 
-    That is ‖f(x) − f₀(x)‖ over ‖f₀(x) − mean f₀‖, the mean over the outputs of the part that is analysed: 0 for the
-    original, about 1 for a model that knows nothing of its input.
+    This is ‖f − f₀‖ / ‖f₀ − mean f₀‖, with norms over all inputs x and f₀ the original; if the traced part has several
+    outputs, the mean over them. It is 0 for the original and about 1 for a model that ignores its input.
     """
 
     original: Target
@@ -100,7 +100,7 @@ class OutputChange:
 
 
 def _outputs(target: Target, data: Data) -> list[Tensor]:
-    """Every output of the analysed part, for all inputs."""
+    """Each output of the traced part, for all inputs."""
     batches: list[list[Tensor]] = []
     with evaluation_mode(target.model), torch.inference_mode():
         for pixels, _ in data.batches(target, _BATCH):
@@ -109,7 +109,7 @@ def _outputs(target: Target, data: Data) -> list[Tensor]:
 
 
 def measure_of(subject: Subject) -> Measure:
-    """The measure that the setup names."""
+    """The measure that the setup's metric names."""
     coco = subject.coco
     if subject.setup.metric == "precision" and coco is not None:
         return Precision(coco)

@@ -1,4 +1,4 @@
-"""A figure's folder: its plots, the numbers behind them, and what made them."""
+"""A figure's folder: its plots, the numbers behind them, and the settings that produced them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stainlock import __version__
+from stainlock.figures.comparison import comparison
 from stainlock.figures.figure import Drawn, Figure, Setup
 from stainlock.figures.plots import rendered
 from stainlock.figures.report import RECORD
@@ -25,21 +26,24 @@ _PACKAGES = ("torch", "torchvision", "timm", "diffusers", "numpy", "scipy", "mat
 def write_figure(
     folder: Path, figure: Figure, setup: Setup, drawn: Drawn, *, quick: bool, seconds: float
 ) -> list[Path]:
-    """Plots as PNG and SVG, tables as CSV, the configuration, and the record that the report is made of."""
+    """Plots as PNG and SVG, tables as CSV, the configuration, and the record that the report is built from."""
     files = {f"{plot.name}.{kind}": rendered(plot.picture, kind) for plot in drawn.plots for kind in ("png", "svg")}
-    files |= {f"{table.name}.csv": csv_bytes(table.rows) for table in drawn.tables}
+    compared = comparison(figure, setup, drawn)
+    tables = [*([compared] if compared else []), *drawn.tables]
+    files |= {f"{table.name}.csv": csv_bytes(table.rows) for table in tables}
     configuration = {"figure": figure.name, "quick": quick, "setup": setup.facts(), "seconds": round(seconds, 1)}
     files[CONFIGURATION] = _json(configuration | {"versions": versions()})
     record = {
-        "figure": figure.name, "group": figure.group, "title": figure.title, "shows": figure.shows,
-        "stands_for": setup.stands_for, "quick": quick, "model": setup.model, "seconds": seconds,
+        "figure": figure.name, "group": figure.group, "title": figure.titled(setup.model_name), "shows": figure.shows,
+        "paper": {"model": figure.paper.model, "figure": figure.paper.figure}, "model": setup.model_name,
+        "ran_on": setup.stands_for or _ran_on(setup), "quick": quick, "seconds": seconds,
         "layers": list(setup.layers), "detectors": setup.detectors, "images": setup.images,
         "findings": drawn.findings,
         "plots": [{"file": f"{p.name}.png", "caption": p.caption, "photographic": p.photographic} for p in drawn.plots],
         "tables": [
             {"file": f"{t.name}.csv", "caption": t.caption, "shown": list(t.shown),
              "rows": [{c: row.get(c) for c in t.shown} for row in t.rows] if t.shown else []}
-            for t in drawn.tables
+            for t in tables
         ],
     }  # fmt: skip
     files[RECORD] = _json(record)
@@ -48,8 +52,12 @@ def write_figure(
     return [folder / name for name in files]
 
 
+def _ran_on(setup: Setup) -> str:
+    return f"{setup.model}, on {setup.data}" if setup.data else setup.model
+
+
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Versions of the packages that the numbers depend on."""
     found = {"stainlock": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -60,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def csv_bytes(rows: Sequence[dict[str, Any]]) -> bytes:
-    """All columns that any row has, in the order they come."""
+    """A CSV file with every column of any row, in order of first appearance."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""How pictures are drawn: in grey, with markers and line styles, so that they read in black and white too."""
+"""Drawing: in grey with markers and line styles, so that plots can be read in black and white."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from PIL import Image
 
 from stainlock.errors import FileError
 
-WIDTH = 5.0  # inches: text is still read when a phone shows the whole picture
+WIDTH = 5.0  # inches: text stays legible when a phone shows the whole picture
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 150
 _LONG = 18  # characters of a layer's name
-_LEAST_SPAN = 0.1  # of an axis, in parts of what it is about: small changes look small
+_LEAST_SPAN = 0.1  # least span of an axis, relative to the value plotted, so that small changes look small
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "stainlock", "svg.fonttype": "none", "font.size": 9}
 
 
 def check_matplotlib() -> None:
-    """One clear line before the work, not after it."""
+    """Fail before the work, with one clear line, if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError as error:
@@ -30,6 +30,7 @@ def check_matplotlib() -> None:
 
 
 def new_picture(height: float, width: float = WIDTH) -> Any:
+    """An empty matplotlib figure; sizes in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -47,20 +48,21 @@ def rendered(picture: Any, kind: str) -> bytes:
 
 
 def tidy(axes: Any) -> None:
+    """No frame at the top and right, and a light grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def short_names(layers: Sequence[str]) -> list[str]:
-    """Layers' names, where they are long without what all of them begin with, as far as whole parts of them go."""
+    """Layer names; if one is long, the leading dotted parts that all of them share are dropped."""
     if all(len(layer) <= _LONG for layer in layers):
         return list(layers)
     parts = [layer.split(".") for layer in layers]
     same = 0
     while len(parts) > 1 and all(len(p) > same + 1 for p in parts) and len({p[same] for p in parts}) == 1:
         same += 1
-    if same and all(p[same].isdigit() for p in parts):  # a number alone says nothing
+    if same and all(p[same].isdigit() for p in parts):  # keep one more part: a number alone says little
         same -= 1
     return [".".join(p[same:]) for p in parts]
 
@@ -68,7 +70,7 @@ def short_names(layers: Sequence[str]) -> list[str]:
 def by_layer(
     axes: Any, layers: Sequence[str], lines: Mapping[str, Mapping[str, Sequence[float]]], *, dashed: Sequence[str] = ()
 ) -> None:
-    """A line a setting over the layers: means, with a standard deviation above and below shaded."""
+    """One line for each setting over the layers: means, with one standard deviation shaded above and below."""
     places = np.arange(len(layers))
     for number, (setting, values) in enumerate(lines.items()):
         own = [np.array(values.get(layer, []), dtype=float) for layer in layers]
@@ -88,7 +90,7 @@ def by_layer(
 
 
 def widen(axes: Any, about: float) -> None:
-    """At least a tenth of ``about`` from the bottom to the top of an axis."""
+    """Widen the y axis so that it spans at least a tenth of ``about``."""
     low, high = axes.get_ylim()
     missing = _LEAST_SPAN * abs(about) - (high - low)
     if missing > 0:
@@ -96,7 +98,7 @@ def widen(axes: Any, about: float) -> None:
 
 
 def bars(axes: Any, values: Mapping[str, Sequence[float]]) -> None:
-    """A bar a setting, the mean, with a standard deviation on either side and its number."""
+    """One bar for each setting: the mean with its number, and one standard deviation as error bar."""
     names = list(values)[::-1]
     means = [float(np.mean(values[name])) for name in names]
     deviations = [float(np.std(values[name])) for name in names]
@@ -109,12 +111,13 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]]) -> None:
 
 
 def image_rows(pictures: Sequence[tuple[str, bytes]], *, columns: int = 1) -> Any:
-    """PNG pictures under their titles, as large as they are."""
+    """PNG pictures in a grid, each under its title, with their aspect ratios kept."""
     images = [(title, Image.open(io.BytesIO(content)).convert("RGB")) for title, content in pictures]
     rows = math.ceil(len(images) / columns)
     share = WIDTH / columns
     heights = [max(i.height / i.width for _, i in images[r * columns : (r + 1) * columns]) * share for r in range(rows)]
-    picture = new_picture(sum(heights) + 0.24 * rows)
+    lines = max(title.count("\n") + 1 for title, _ in images)
+    picture = new_picture(sum(heights) + (0.12 + 0.12 * lines) * rows)
     grid = picture.subplots(rows, columns, squeeze=False, height_ratios=heights)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -125,9 +128,10 @@ def image_rows(pictures: Sequence[tuple[str, bytes]], *, columns: int = 1) -> An
 
 
 def encoded(content: bytes) -> str:
-    """A file's bytes as a row can hold them."""
+    """Bytes as base64 text, for a row of JSON."""
     return base64.b64encode(content).decode()
 
 
 def decoded(text: str) -> bytes:
+    """The bytes that `encoded` was given."""
     return base64.b64decode(text)

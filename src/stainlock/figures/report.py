@@ -1,9 +1,10 @@
-"""The report: one self-contained page with every figure that is in a folder."""
+"""The report: one HTML page with every figure in a folder."""
 
 from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,28 @@ from PIL import Image
 
 from stainlock.errors import FileError
 from stainlock.figures import all_figures
-from stainlock.html.page import Section, bullets, figure, page, paragraph, table, text
+from stainlock.html.page import Section, bullets, figure, link, page, paragraph, paragraph_of, table, text
 from stainlock.storage.files import write_file
 
 RECORD, REPORT = "figure.json", "report.html"
 _INTRODUCTION = (
-    "Figures of “Staining and locking computer vision models without retraining” (ICCV 2025), made by stainlock."
-    " Beside this page lies a folder for each, with its plots as PNG and SVG, every plotted number as CSV, and what"
-    " made it."
+    "Figures of “Staining and locking computer vision models without retraining” (ICCV 2025), reproduced with"
+    " stainlock. Titles name the model that ran; “paper” is what the paper used. The paper has no tables and prints few"
+    " numbers: where it prints one for a figure, a table sets it beside this run's. Its plots can only be compared by"
+    " eye."
 )
 _QUALITY = 75  # of JPEGs
+_HEADINGS = {  # of columns whose name in the CSV file says too little
+    "d": "dimension", "C–P": "Clopper–Pearson", "cap": "spherical cap", "class": "true class", "sigma": "σ",
+    "original_patch": "original + patch", "edited_patch": "edited + patch", "unlocked": "locked + patch",
+    "locked_finds": "found again, locked", "unlocked_finds": "found again, unlocked", "places": "positions",
+    "other_faces": "difference of two originals", "rank_share": "rank ÷ positions",
+    "at_patch": "saliency at patch ÷ mean", "at_patch_in_original": "the same in original",
+}  # fmt: skip
 
 
 def write_report(folder: Path) -> Path:
-    """``report.html`` of the figures in a folder, in the paper's order."""
+    """Write ``report.html`` for the figures in a folder, in the order of `all_figures`."""
     records = [(name, record) for name in all_figures() if (record := _record(folder / name)) is not None]
     sections = [_overview([record for _, record in records])]
     sections += [_section(folder / name, record) for name, record in records]
@@ -38,6 +47,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
+        _ = facts["title"], facts["paper"]["figure"], facts["ran_on"]
         return {**facts, "plots": list(facts["plots"]), "tables": list(facts["tables"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path} is not a figure's record ({error}): remove the folder and make it again") from error
@@ -45,31 +55,37 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 def _overview(records: list[dict[str, Any]]) -> Section:
     rows = [
-        [f'<a href="#{record["figure"]}">{text(record["title"])}</a>', text(_made_of(record)), _time(record["seconds"])]
+        [link(f"#{record['figure']}", record["title"]), text(_paper(record)), _time(record["seconds"])]
         for record in records
     ]
-    return Section("What is here", (table(["figure", "made of", "time"], rows, numeric=(2,)),))
+    return Section("Contents", (table(["figure and model that ran", "paper", "time"], rows, numeric=(2,)),))
 
 
 def _section(folder: Path, record: dict[str, Any]) -> Section:
-    quick = "A quick run, of few detectors and images. " if record["quick"] else ""
-    counts = f"{record['detectors']} a layer" if record["layers"] else str(record["detectors"])
-    made = f"{quick}Made of {_made_of(record)}; detectors: {counts}; inputs: {record['images']}."
-    blocks = [f'<a id="{record["figure"]}"></a>', paragraph(record["shows"]), paragraph(made)]
+    counts = f"{record['detectors']} for each layer" if record["layers"] else str(record["detectors"])
+    scale = "This is a quick run with few detectors and inputs. " if record["quick"] else ""
+    ran = f"{scale}Model and data: {record['ran_on']}. Detectors: {counts}. Inputs: {record['images']}."
+    blocks = [paragraph(f"paper: {_paper(record)}", kind="paper"), paragraph(record["shows"]), paragraph(ran)]
     blocks.append(bullets(record["findings"]))
+    tables = {own["file"]: own for own in record["tables"]}
+    compared = tables.get("paper.csv")
+    blocks.append(_table(compared) if compared else paragraph("The paper prints no numbers for this figure."))
     for plot in record["plots"]:
         content, kind = _embedded(folder / plot["file"], plot["photographic"])
-        blocks.append(figure(content, f"{record['title']}: {plot['caption']}", text(plot["caption"]), kind=kind))
-    for own in record["tables"]:
-        if own["shown"]:
-            blocks.append(_table(own))
-    files = ", ".join(f"{record['figure']}/{own['file']}" for own in record["tables"])
-    blocks.append(paragraph(f"Numbers: {files}."))
-    return Section(record["title"], tuple(blocks))
+        blocks.append(figure(content, f"{record['title']}: {plot['file']}", text(plot["caption"]), kind=kind))
+    blocks += [_table(own) for own in tables.values() if own["shown"] and own is not compared]
+    files = [name for name in tables if (folder / name).is_file()]
+    blocks.append(_downloads(record["figure"], files))
+    return Section(record["title"], tuple(blocks), anchor=record["figure"])
+
+
+def _downloads(name: str, files: Sequence[str]) -> str:
+    """Links to the CSV files beside the report."""
+    return paragraph_of("All numbers: " + ", ".join(link(f"{name}/{file}", file) for file in files)) if files else ""
 
 
 def _embedded(path: Path, photographic: bool) -> tuple[bytes, str]:
-    """Photographs as JPEG, which is a tenth of the size; drawings with few colours, of which they have no more."""
+    """The picture for the page: photographs as JPEG, a tenth of the size; drawings as PNG with 16 greys."""
     with Image.open(path) as picture:
         content = io.BytesIO()
         if photographic:
@@ -83,7 +99,8 @@ def _table(own: dict[str, Any]) -> str:
     columns = own["shown"]
     numeric = [i for i, c in enumerate(columns) if all(_is_number(row[c]) for row in own["rows"])]
     rows = [[text(_cell(row[c])) for c in columns] for row in own["rows"]]
-    return table([text(c) for c in columns], rows, numeric=numeric)
+    headings = [text(_HEADINGS.get(c, c.replace("_", " "))) for c in columns]
+    return table(headings, rows, numeric=numeric, caption=own["caption"])
 
 
 def _is_number(value: Any) -> bool:
@@ -93,11 +110,12 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}".replace("-", "−") if isinstance(value, float) else str(value)
 
 
-def _made_of(record: dict[str, Any]) -> str:
-    return str(record["stands_for"] or record["model"])
+def _paper(record: dict[str, Any]) -> str:
+    model, place = record["paper"]["model"], record["paper"]["figure"]
+    return f"{model}, {place}" if model else f"{place} (model not named)"
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Responses of natural inputs to the detectors of many stains, and every bound on them."""
+"""The detectors' responses to natural inputs, and every bound on them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _BATCH = 16
 
 
 def response_rows(target: Target, layer: str, keys: list[Key], data: Data, *, bounds: bool) -> list[dict[str, Any]]:
-    """One row a threshold, a part of the weakest trigger's response: how many responses of all detectors exceed it.
+    """One row for each threshold: how many responses of all detectors exceed it; with ``bounds``, also the bounds.
 
-    With ``bounds`` also what bounds that.
+    Thresholds are fractions of the weakest trigger's response.
     """
     site = analyse(target).site(layer)
     triggers = [key.trigger_response for key in keys]
@@ -53,7 +53,7 @@ def response_rows(target: Target, layer: str, keys: list[Key], data: Data, *, bo
 
 
 def _bounds(statistics: Statistics) -> dict[str, FloatArray]:
-    """For one detector at one position; those about a fixed detector are the mean over the detectors."""
+    """Bounds for one detector at one position; those for a fixed detector are averaged over the detectors."""
     moments = checked_moments(statistics)
     known: dict[str, Any] = {
         "trace": moments.trace,

@@ -1,19 +1,20 @@
-"""The paper's robustness figures: what pruning and fine-tuning leave of stains and locks."""
+"""The paper's robustness figures: stains and locks after pruning and fine-tuning."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from stainlock import __version__
 from stainlock.attacks.run import attack
 from stainlock.figures.figure import Drawn, Figure, Plot, Rows, Setup, Table
+from stainlock.figures.paper import PAPER
 from stainlock.figures.plots import MARKERS, new_picture, tidy
 from stainlock.figures.stain_work import seed_of
-from stainlock.figures.staining import CIFAR, DOWNLOAD, IMAGENET, ZOO
+from stainlock.figures.stand_ins import DOWNLOAD, IMAGENET, RESNET20
 from stainlock.figures.subject import Subject, load_subject
 from stainlock.key import Key
 from stainlock.locks import lock
@@ -22,20 +23,20 @@ from stainlock.sweeps import Unit
 from stainlock.target import Target
 
 Row = dict[str, Any]
-_DECOYS = 20  # that a verification by response compares with
+_DECOYS = 20  # that verification by response compares the trigger with
 _KEPT = ("attack", "strength", "kind", "verdict", "log10_p_value", "trigger_response", "metric", "performance",
          "unlocked", "delta", "bound", "observed", "note")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AttackWork:
-    """A unit is one stain or lock under one attack, at all its strengths."""
+    """A unit is one stain or lock under one attack, at all strengths of the attack."""
 
     setup: Setup
     attacks: tuple[str, ...]
 
     def identity(self) -> dict[str, Any]:
-        return {"work": "attack", "attacks": list(self.attacks), "version": __version__} | self.setup.facts()
+        return {"work": "attack", "attacks": list(self.attacks), "version": __version__} | self.setup.identity()
 
     def units(self) -> list[Unit]:
         return [
@@ -58,7 +59,7 @@ class AttackWork:
 
 
 def protect(subject: Subject, kind: str, detector: int) -> tuple[Target, Key]:
-    """A stained or (internally) locked copy, with the detector in the setup's layer."""
+    """A stained copy, or one with an internal lock, with the detector in the setup's first layer."""
     layer = subject.setup.layers[0]
     seed = seed_of(subject.setup, layer, detector)
     if kind == "stain":
@@ -72,7 +73,7 @@ def draw_attacks(rows: Rows, setup: Setup, *, strength: str, logarithmic: bool) 
     picture = new_picture(4.4)
     top, bottom = picture.subplots(2, 2)
     panels = (
-        (top[0], "stain", "trigger_response", "trigger's response,\nas a part of before"),
+        (top[0], "stain", "trigger_response", "trigger response,\nrelative to before"),
         (top[1], "stain", "performance", "stained: performance"),
         (bottom[0], "lock", "performance", "locked: performance"),
         (bottom[1], "lock", "unlocked", "locked + patch: performance"),
@@ -87,16 +88,19 @@ def draw_attacks(rows: Rows, setup: Setup, *, strength: str, logarithmic: bool) 
         tidy(axes)
     handles, labels = top[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    caption = "What attacks leave: the mean over detectors. Dashed: the model as it was protected."
+    caption = "Stains and locks after attacks: mean over detectors. Dashed: before the attack."
     means = _means(table)
     found = [row for row in table if row["protection"] == "stain" and row["attack"] != "none"]
     stained = sum(row["verdict"] == "stained" for row in found)
     opened = [row for row in table if row["protection"] == "lock" and row["attack"] != "none"]
     findings = [
-        f"The stain is found after {stained} of {len(found)} attacks.",
-        f"The lock is open, without its patch, after {sum(r['verdict'] == 'opened' for r in opened)} of {len(opened)}.",
+        f"The stain is still verified after {stained} of {len(found)} attacks.",
+        f"The attack opens the lock in {sum(r['verdict'] == 'opened' for r in opened)} of {len(opened)} cases.",
     ]
-    tables = [Table("means", means, "The mean over detectors.", tuple(means[0])), Table("rows", table, "Every row.")]
+    tables = [
+        Table("means", means, "Mean over detectors.", tuple(means[0])),
+        Table("rows", table, "Every stain and lock."),
+    ]
     return Drawn([Plot("attacks", picture, caption)], tables, findings)
 
 
@@ -133,25 +137,24 @@ def _means(table: list[Row]) -> list[Row]:
 def _attacks(
     name: str, title: str, shows: str, attacks: tuple[str, ...], axis: str, cost: str, *strengths: float
 ) -> Figure:  # fmt: skip
-    full = Setup("torchvision:resnet50", "pretrained", layers=("layer2.0.conv2",), spread=1, detectors=10, images=4000)
-    quick = Setup(
-        f"{ZOO}resnet20_cifar10", None, CIFAR, ("layer1.1.conv1",), spread=1, detectors=1, images=200,
-        options={"strengths": list(strengths)}, stands_for="ResNet20 trained on CIFAR-10",
-    )  # fmt: skip
+    full = Setup("torchvision:resnet50", "pretrained", layers=("layer2.0.conv2",), spread=1, detectors=10, images=4000,
+                 name="ResNet50", classes="imagenet")  # fmt: skip
+    quick = replace(RESNET20, layers=("layer1.1.conv1",), spread=1, detectors=1, images=200,
+                    options={"strengths": list(strengths)})  # fmt: skip
     return Figure(
         name, "robustness", title, shows, f"{DOWNLOAD} and {IMAGENET}", cost, full, (quick,),
         partial(AttackWork, attacks=attacks), partial(draw_attacks, strength=axis, logarithmic="rate" in axis),
-        IMAGENET, needs_layers="internal",
+        PAPER[name], IMAGENET, needs_layers="internal",
     )  # fmt: skip
 
 
 FIGURES = (
-    _attacks("pruning", "Pruning", "What is left of stains and locks when the smallest weights, or whole channels, are"
-             " pruned.", ("prune-unstructured", "prune-structured"), "share pruned",
+    _attacks("pruning", "Pruning", "Stains and locks after the smallest weights, or whole channels, are pruned.",
+             ("prune-unstructured", "prune-structured"), "share pruned",
              "10 stains and 10 locks, 9 strengths, 2,000 images to evaluate on: a million forward passes;"
              " --quick: a minute", 0.1, 0.3, 0.5, 0.7),
-    _attacks("fine-tuning", "Fine-tuning", "What is left of stains and locks when all layers, or the last one, are"
-             " trained further.", ("fine-tune-all", "fine-tune-last"), "learning rate",
+    _attacks("fine-tuning", "Fine-tuning", "Stains and locks after all layers, or the last layer, are trained further.",
+             ("fine-tune-all", "fine-tune-last"), "learning rate",
              "10 stains and 10 locks, 7 strengths, up to 300 steps of training each; --quick: a minute",
              1e-4, 1e-3, 1e-2),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figures made: their setups chosen, their work run, their folders written."""
+"""Making figures: choose the setup, run the work, write the folder and the report."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from stainlock.figures.subject import first_available, in_zoo, resolved
 from stainlock.sweeps import run_sweep
 
 ALL = "all"
-ZOO = Path(__file__).resolve().parents[3] / "benchmarks"  # of a checkout
+ZOO = Path(__file__).resolve().parents[3] / "benchmarks"  # in a checkout
 Progress = Callable[[int, int], None]
 
 
 def check_figure(name: str) -> None:
-    """One clear line for a name that no figure has, before anything is loaded."""
+    """Raise for a name that no figure has, before anything is loaded."""
     known = [*all_figures(), ALL]
     if name not in known:
         close = difflib.get_close_matches(name, known, 3, 0.4)
-        advice = f"did you mean {', '.join(close)}?" if close else "`stainlock reproduce --list` has them all"
+        advice = f"did you mean {', '.join(close)}?" if close else "`stainlock reproduce --list` shows them all"
         raise ValueError(f"expected the name of a figure, got {name!r}: {advice}")
 
 
 def chosen_setup(figure: Figure, *, quick: bool, zoo: Path | None = None, **given: Any) -> Setup:
-    """The figure's own setup, full or quick, with what was given in its place; everything it names can be had."""
+    """The figure's full or quick setup, with ``given`` values in place of its own, checked and resolved."""
     options = given.pop("options", {})
     own = {name: value for name, value in given.items() if value is not None}
     layers = tuple(own.pop("layers", ()))
     if layers and not figure.needs_layers:
-        raise ValueError(f"expected no --layers for {figure.name}, whose place is given")
+        raise ValueError(f"expected no --layers for {figure.name}: its lock has a fixed place")
 
     def with_given(setup: Setup) -> Setup:
-        if "model" in own:  # another model has other layers, and is what it is
-            setup = replace(setup, weights=None, layers=(), stands_for="")
+        if "model" in own:  # descriptions and layers of the figure's own model don't apply
+            setup = replace(setup, weights=None, layers=(), name="", stands_for="", classes="")
         elif "data" in own:
             setup = replace(setup, stands_for=f"{setup.stands_for}, on other data" if setup.stands_for else "")
         mine = {k: v for k, v in options.items() if v is not None}
@@ -51,10 +51,14 @@ def chosen_setup(figure: Figure, *, quick: bool, zoo: Path | None = None, **give
         return replace(setup, **own, layers=layers or setup.layers, options=kept | mine)
 
     if quick and zoo is not None and not (zoo / "zoo.py").is_file():
-        raise FileError(f"expected a folder with zoo.py, which builds what --quick stands on, got {zoo}")
+        raise FileError(f"expected a folder with zoo.py, which builds the models of --quick, got {zoo}")
     if quick:
         zoo = zoo or (ZOO if ZOO.is_dir() else None)
-        if own.keys() & {"model", "weights", "data"}:  # what is wrong is then the user's
+        if own.keys() & {
+            "model",
+            "weights",
+            "data",
+        }:  # then errors concern what the user gave
             return resolved(in_zoo(with_given(figure.quick[0]), zoo), figure)
         return first_available([with_given(s) for s in figure.quick], figure, zoo)
     setup = with_given(figure.full)
@@ -76,16 +80,16 @@ def reproduce(
     tell: Callable[[str], None] | None = None,
     **given: Any,
 ) -> list[Path]:
-    """Make a figure in its own folder under ``out``, and the report of all that are there; the files written.
+    """Make a figure in its folder under ``out``, update the report, and return the files written.
 
-    ``given`` are fields of `Setup`, in place of the figure's own. The same call again goes on where it was interrupted.
+    ``given`` are fields of `Setup` that replace the figure's own. After an interrupt, the same call resumes the work.
     """
     check_figure(name)
     check_matplotlib()
     figure, folder = all_figures()[name], Path(out) / name
     setup = chosen_setup(figure, quick=quick, zoo=zoo, **given)
     if tell is not None:
-        tell(f"{name}: {setup.stands_for or setup.model}")
+        tell(f"{name}: {setup.stands_for or setup.model_name}")
     start = time.perf_counter()
     rows = run_sweep(figure.work(setup), folder, workers=workers, ray=ray, progress=progress)
     seconds = time.perf_counter() - start + _seconds_before(folder)
@@ -94,7 +98,7 @@ def reproduce(
 
 
 def _seconds_before(folder: Path) -> float:
-    """What an earlier run of the same figure took, whose rows were there already."""
+    """The time an earlier, interrupted or complete, run of the same figure took; its rows are reused."""
     try:
         return float(json.loads((folder / CONFIGURATION).read_text(encoding="utf-8"))["seconds"])
     except (OSError, ValueError, KeyError, TypeError):

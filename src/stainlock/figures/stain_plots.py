@@ -1,4 +1,4 @@
-"""Staining figures drawn: responses with every bound, layer by layer, and performance before and after."""
+"""Plots of staining figures: responses with every bound for each layer, and performance before and after."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stainlock.figures.comparison import measured_stains
 from stainlock.figures.figure import Drawn, Plot, Rows, Setup, Table
 from stainlock.figures.frechet import extractor_note
 from stainlock.figures.plots import by_layer, new_picture, short_names, tidy, widen
@@ -21,10 +22,11 @@ from stainlock.figures.stain_tables import (
     summary_table,
 )
 
-_DEEPEST = 1e-14  # what is still shown of a bound that falls for ever
+_DEEPEST = 1e-14  # the lowest probability on the axis; some bounds fall much further
 
 
 def draw_stains(rows: Rows, setup: Setup) -> Drawn:
+    """Responses with their bounds, performance by layer, and a summary."""
     responses = response_table(rows, setup.layers)
     performance, originals = performance_table(rows, setup)
     metrics = sorted({str(row["metric"]) for row in performance})
@@ -32,22 +34,25 @@ def draw_stains(rows: Rows, setup: Setup) -> Drawn:
     plots += [Plot("performance", _performance_plot(performance, originals, metrics, setup), _PERFORMANCE)]
     summary = summary_table(responses, performance, originals, setup)
     tables = [
-        Table("summary", summary, "By layer, bounds at the trigger's response.", shown_columns(summary[0])),
-        Table("responses", responses, "How often responses exceed a threshold, and the bounds on it."),
+        Table("summary", summary, "By layer; bounds at the trigger's response.", shown_columns(summary[0])),
+        Table("responses", responses, "How often responses exceed a threshold, and the bounds on that."),
         Table("performance", performance, "Every detector's performance."),
     ]
-    return Drawn(plots, tables, stain_findings(summary, metrics) + extractor_note(setup))
+    findings = stain_findings(summary, metrics) + extractor_note(setup)
+    return Drawn(plots, tables, findings, measured_stains(summary, metrics))
 
 
 RESPONSES = (
-    "How often a natural response exceeds a threshold (thick line, up to the largest one seen), over all detectors,"
-    " with the bounds on it. The threshold is a part of the weakest trigger's response, at the vertical line. Theorem 1"
-    " and the cap are about a random detector, Theorem 2 and Clopper–Pearson (95 %) about fixed ones, their mean."
+    "How often the response to a natural input exceeds a threshold, over all detectors (thick line, ending at the"
+    " largest response seen), and the bounds on this probability. Thresholds are fractions of the weakest trigger's"
+    " response, which is the vertical line at 1. Theorem 1 and the spherical cap bound it for a random detector,"
+    " Theorem 2 and Clopper–Pearson (95 %) for each fixed detector; their mean is shown."
 )
-_PERFORMANCE = "Performance before and after, by layer: the mean over detectors, one standard deviation shaded."
+_PERFORMANCE = "Performance before and after staining, by layer: mean over detectors, one standard deviation shaded."
 
 
 def response_plot(table: list[dict[str, Any]], layers: Sequence[str]) -> Any:
+    """One panel for each layer: the share of natural responses above a threshold, and every bound on it."""
     names = dict(zip(layers, short_names(layers), strict=True))
     columns = min(2, len(layers))
     lines = math.ceil(len(layers) / columns)
@@ -78,7 +83,7 @@ def response_plot(table: list[dict[str, Any]], layers: Sequence[str]) -> Any:
         axes.tick_params(labelsize=7)
         tidy(axes)
     for axes in grid[:, 0]:
-        axes.set_ylabel("chance to exceed it", fontsize=7)
+        axes.set_ylabel("probability of exceeding it", fontsize=7)
     handles, labels = grid.flat[0].get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=7)
     return picture

@@ -1,4 +1,4 @@
-"""What a staining figure's rows add up to: responses by threshold, performance by detector, and a summary."""
+"""Tables of a staining figure: responses by threshold, performance by detector, and a summary by layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADINGS = {"theorem1": "Theorem 1", "theorem2": "Theorem 2", "clopper_pearson"
 
 
 def response_table(rows: Rows, layers: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a layer and threshold: shards and detectors added up, the mean of the bounds beside."""
+    """One row for each layer and threshold: counts summed over shards and detectors, bounds averaged over detectors."""
     found = []
     for layer in layers:
         own = [r for r in rows if r.get("part") in ("bounds", "responses") and r["layer"] == layer]
@@ -49,7 +49,7 @@ def response_table(rows: Rows, layers: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def performance_table(rows: Rows, setup: Setup) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Every stain's number, shards added up; and the original's."""
+    """Each stain's performance, averaged over shards, and the original model's."""
     sums: dict[tuple[str, str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in rows:
         if row.get("part") == "performance":
@@ -68,6 +68,7 @@ def performance_table(rows: Rows, setup: Setup) -> tuple[list[dict[str, Any]], d
 def summary_table(
     responses: list[dict[str, Any]], performance: list[dict[str, Any]], originals: dict[str, float], setup: Setup
 ) -> list[dict[str, Any]]:
+    """One row for each layer: bounds at the trigger's response, and mean performance before and after."""
     found = []
     for layer in setup.layers:
         row = at_trigger(responses, layer)
@@ -79,7 +80,7 @@ def summary_table(
 
 
 def at_trigger(responses: list[dict[str, Any]], layer: str) -> dict[str, Any]:
-    """What natural inputs reach in a layer, and the bounds at the trigger's response."""
+    """The largest natural responses in a layer, and the bounds at the trigger's response."""
     top = next(row for row in responses if row["layer"] == layer and row["part"] >= 1)
     row = {"layer": layer, "d": top["dimension"], "detectors": top["detectors"], "added": top["added"],
            "natural ÷ trigger": top["largest_natural"] / top["least_trigger"],
@@ -88,29 +89,34 @@ def at_trigger(responses: list[dict[str, Any]], layer: str) -> dict[str, Any]:
 
 
 def shown_columns(row: dict[str, Any]) -> tuple[str, ...]:
-    """The columns of the report's table, which must fit a page; the file has all."""
+    """The columns that the report shows, few enough for a page; the CSV file has all."""
     return tuple(name for name in row if name not in ("detectors", "added", "triggers reached", "natural ÷ trigger"))
 
 
 def reached_finding(summary: list[dict[str, Any]], what: str) -> str:
+    """How many false positives there were, and how close natural inputs came."""
     reached = sum(row["triggers reached"] for row in summary)
     count = sum(row["detectors"] for row in summary)
     largest = max(row["natural ÷ trigger"] for row in summary)
     return (
-        f"Natural inputs reach the trigger's response of {reached} of {count} {what}; the largest natural"
-        f" response is {largest:.2f} of the weakest trigger's."
+        f"False positives (a natural input responds as strongly as the trigger): {reached} of {count} {what}. The"
+        f" largest natural response is {largest:.0%} of the weakest trigger's."
     )
 
 
 def stain_findings(summary: list[dict[str, Any]], metrics: list[str]) -> list[str]:
+    """Sentences on false positives, on stains that were added to a neuron, and on the change of performance."""
     found = [reached_finding(summary, "stains")]
     if added := [row["layer"] for row in summary if row["added"]]:
         found.append(
-            f"In {', '.join(added)} no neuron can be replaced by a detector that is silent: it was added to one."
+            f"In {', '.join(added)} no neuron can be replaced by a silent detector, so the detector was added to an"
+            " existing neuron."
         )
     for metric in metrics:
         changes = [row[f"{metric} after"] - row[f"{metric} before"] for row in summary]
-        low, high = f"{min(changes):+.3g}", f"{max(changes):+.3g}"
-        change = f"is {low} in every layer" if low == high else f"by layer is between {low} and {high}"
-        found.append(f"{metric}: {summary[0][f'{metric} before']:.4g} before; the mean change {change}.")
+        low, high = (f"{value:+.3g}".replace("-", "−") for value in (min(changes), max(changes)))
+        change = f"mean change {low}" if low == high else f"mean change {low} to {high}, depending on the layer"
+        if not any(changes):
+            change = "unchanged in every layer"
+        found.append(f"{metric}: {summary[0][f'{metric} before']:.4g} before staining; {change}.")
     return found

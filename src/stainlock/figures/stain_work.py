@@ -1,7 +1,8 @@
-"""The work of a staining figure: stains in several layers, the responses of natural inputs, and performance.
+"""The work of a staining figure: stains in several layers, their responses to natural inputs, and performance.
 
-Units are a layer's bounds, from a sample of the inputs; a layer's responses to a shard of the others; and a layer's
-performance, shard by shard for accuracy, which is shared between detectors, and detector by detector for the rest.
+Three kinds of units for each layer: the bounds, from a sample of the inputs; the responses to a shard of the other
+inputs; and performance. Accuracy is measured shard by shard, with one evaluation shared by all detectors; other
+measures detector by detector.
 """
 
 from __future__ import annotations
@@ -29,37 +30,38 @@ from stainlock.sweeps import Unit
 
 SHARD = 2000  # images
 Row = dict[str, Any]
-Stained = list[tuple[Plan, Key]]  # what turns the original into each
+Stained = list[tuple[Plan, Key]]  # the plan turns the original into the stained model
 
 
 @dataclass
 class State:
-    """What a process keeps between units: the stains of one layer at a time, as plans of a few kilobytes."""
+    """What a process keeps between units. ``stained`` has the stains of one layer at a time, as small plans."""
 
     subject: Subject
-    inputs: Data  # natural inputs of the model, in the order bounds and responses take them
+    inputs: Data  # natural inputs; the bounds take the first of them, the responses the rest
     measure: Measure
     stained: dict[str, Stained] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StainWork:
-    """``kind`` is what the model is given: images, a generator's noise, or what a diffusion model takes."""
+    """``kind`` is the model's input: ``images``, a generator's ``noise``, or the noised images of ``diffusion``."""
 
     setup: Setup
     kind: str = "images"
 
     @property
     def inputs(self) -> int:
-        """How many natural inputs there are."""
-        assert self.setup.images is not None, "a resolved setup says how many"
+        """The number of natural inputs."""
+        assert self.setup.images is not None, "a resolved setup has the number of images"
         return self.setup.images
 
     def identity(self) -> dict[str, Any]:
-        return {"work": "stain", "kind": self.kind, "version": __version__} | self.setup.facts()
+        return {"work": "stain", "kind": self.kind, "version": __version__} | self.setup.identity()
 
     @property
     def bound_inputs(self) -> int:
+        """How many of the inputs the bounds are computed from."""
         return self.setup.bound_inputs(self.inputs)
 
     def units(self) -> list[Unit]:
@@ -101,7 +103,7 @@ class StainWork:
         return [_row(layer, i, "stained", m, v, 1) for m, v in state.measure.measure(model).items()]
 
     def _accuracy(self, state: State, layer: str, stained: Stained, shard: int) -> list[Row]:
-        """All stains of a layer for little more than one evaluation."""
+        """Accuracy of all stains of a layer on a shard, at little more than the cost of one evaluation."""
         data = subset(state.inputs, shards(self.inputs, SHARD)[shard])
         models = (plan.apply(state.subject.target) for plan, _ in stained)
         before, *after = shared_evaluations(state.subject.target, models, data)
@@ -120,20 +122,23 @@ class StainWork:
         return state.stained[layer]
 
     def _responses(self, state: State, layer: str, keys: list[Key], shard: int | None) -> list[Row]:
-        """Of the sample with bounds, or of a shard of the rest."""
+        """Responses and bounds on the sample (``shard`` None), or responses on a shard of the rest."""
         rest = shards(self.inputs - self.bound_inputs, SHARD)
         chosen = range(self.bound_inputs) if shard is None else [self.bound_inputs + i for i in rest[shard]]
         return response_rows(state.subject.target, layer, keys, subset(state.inputs, chosen), bounds=shard is None)
 
 
 def seed_of(setup: Setup, layer: str, detector: int) -> int:
-    """A seed for each detector, the same wherever and in whatever order units run."""
+    """The seed of a detector, which does not depend on where or in which order units run."""
     noise = Randomness(setup.seed).noise(f"{layer} {detector}")
     return int(torch.randint(2**31, (), generator=noise))
 
 
 def _recipe(setup: Setup, site: Site) -> dict[str, Any]:
-    """The paper gives up the neuron of least ℓ1 norm, and mends nothing after it; where none can be, it is added to."""
+    """Stain options: as in the paper, replace the neuron of least ℓ1 norm and leave later layers unchanged.
+
+    Where no neuron can be replaced, the detector is added to one.
+    """
     own: dict[str, Any] = {} if setup.options.get("ours") else {"channel_choice": "l1", "fold": False}
     return own | {"additive": site.problem is not None and site.additive_problem is None}
 

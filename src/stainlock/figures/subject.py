@@ -1,10 +1,10 @@
-"""What a setup names, loaded: the model, its data, and the layers to look at."""
+"""Loading what a setup names: the model, its data, and the layers to look at."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from torch import Tensor
 from stainlock.errors import FileError, StainlockError
 from stainlock.evaluation import Data, Images, Tensors
 from stainlock.evaluation.data import chosen_indices
+from stainlock.evaluation.layouts import class_folders
 from stainlock.figures.figure import Figure, Setup
 from stainlock.figures.layers import spread_layers
+from stainlock.models.class_names import class_names
 from stainlock.models.references import call_factory, load_reference
 from stainlock.network.network import analyse
 from stainlock.network.object_detectors import is_detector
@@ -27,7 +29,7 @@ from stainlock.target import Target
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded setup."""
+    """A setup with its model and data loaded."""
 
     setup: Setup
     target: Target
@@ -42,7 +44,7 @@ class Subject:
 
     @property
     def coco(self) -> CocoImages | None:
-        """The same with boxes, for a detector whose data have some."""
+        """The same images with boxes, for an object detector and data in COCO's layout; else None."""
         root = getattr(self.data, "root", None)
         if root is None or not is_coco(root) or not is_detector(self.target.model):
             return None
@@ -56,7 +58,7 @@ def load_subject(setup: Setup) -> Subject:
 
 
 def load_data(reference: str) -> Data:
-    """A folder of images, or what a ``FILE.py:FACTORY`` makes: `Data`, or a tensor of inputs."""
+    """A folder of images, or what ``FILE.py:FACTORY`` returns: `Data`, or a tensor of inputs."""
     if not Path(reference).is_dir() and reference.rpartition(":")[0].endswith(".py"):
         made = call_factory(reference)
         if isinstance(made, Tensor):
@@ -69,7 +71,7 @@ def load_data(reference: str) -> Data:
 
 
 def subset(data: Data, indices: Sequence[int]) -> Data:
-    """Some of the inputs."""
+    """The inputs with these indices."""
     labels = None if data.labels is None else [data.labels[i] for i in indices]
     if isinstance(data, Images):
         return Images([data.paths[i] for i in indices], labels, data.root)
@@ -79,19 +81,19 @@ def subset(data: Data, indices: Sequence[int]) -> Data:
 
 
 def shuffled(data: Data, seed: int) -> Data:
-    """The inputs in an order that tells nothing: folders go by class, and a sample for bounds must not."""
+    """The inputs in random order: folders are sorted by class, and the sample for the bounds must not be."""
     order = torch.randperm(len(data), generator=Randomness(seed).noise("order of the images"))
     return subset(data, order.tolist())
 
 
 def shards(count: int, size: int) -> list[range]:
-    """Equal parts of so many inputs, of about ``size``."""
+    """``count`` inputs in equal parts of about ``size``."""
     parts = max(1, round(count / size))
     return [range(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
 def resolved(setup: Setup, figure: Figure) -> Setup:
-    """The setup with its layers chosen and the digests of what it names, or one clear line on what is wrong."""
+    """The setup with layers, metric and digests filled in; errors here come before any work is done."""
     subject = load_subject(setup)
     if figure.kind == "boxes" and not is_detector(subject.target.model):
         raise FileError(f"expected an object detector as --model, got {setup.model}: {figure.name} shows its boxes")
@@ -105,7 +107,7 @@ def resolved(setup: Setup, figure: Figure) -> Setup:
     elif figure.needs_layers:
         network = analyse(subject.target)
         for name in layers:
-            network.site(name)  # one clear line, before the work, for a layer that is not there
+            network.site(name)  # raises for a layer that does not exist
     digest = "" if subject.data is None else quick_digest(subject.data)
     images = setup.images if subject.data is None else len(subject.images)
     return replace(
@@ -115,7 +117,7 @@ def resolved(setup: Setup, figure: Figure) -> Setup:
 
 
 def metric_of(subject: Subject) -> str:
-    """What suits a subject: boxes, labels, or neither; ``untrained`` weights have nothing to be right about."""
+    """``precision`` for data with boxes, ``accuracy`` for labels, ``change`` without either or for random weights."""
     if subject.setup.options.get("untrained"):
         return "change"
     if subject.coco is not None:
@@ -124,7 +126,7 @@ def metric_of(subject: Subject) -> str:
 
 
 def quick_digest(data: Data) -> str:
-    """Names and sizes of files, or the inputs in memory: tells one set of data from another without reading it all."""
+    """Digest of the files' names and sizes, or of inputs in memory: quick, and enough to tell data sets apart."""
     if not isinstance(data, Images):
         return data.digest()
     whole = hashlib.sha256()
@@ -134,8 +136,16 @@ def quick_digest(data: Data) -> str:
     return whole.hexdigest()
 
 
+def class_namer(setup: Setup) -> Callable[[int], str]:
+    """A function from class indices to names: of a known data set, or of the class folders in ``data``."""
+    names: Mapping[int, str] = dict(enumerate(class_names(setup.classes))) if setup.classes else {}
+    if not names and setup.data and Path(setup.data).is_dir():
+        names = class_folders(Path(setup.data))
+    return lambda index: names.get(index, f"class {index}")
+
+
 def located(reference: str | None, zoo: Path | None) -> str | None:
-    """A reference to a file of the zoo, by its path from here."""
+    """A reference to a file of the zoo, with the file's path relative to the working directory."""
     file, _, name = (reference or "").rpartition(":")
     if zoo is None or not file.endswith(".py") or Path(file).exists() or not (zoo / file).exists():
         return reference
@@ -143,17 +153,17 @@ def located(reference: str | None, zoo: Path | None) -> str | None:
 
 
 def first_available(candidates: Sequence[Setup], figure: Figure, zoo: Path | None) -> Setup:
-    """The first setup whose model and data can be had."""
+    """The first setup whose model and data are available."""
     problems = []
     for setup in candidates:
         try:
             return resolved(in_zoo(setup, zoo), figure)
         except StainlockError as error:
             problems.append(str(error))
-    raise FileError(f"{figure.name} needs {figure.needs}; not at hand: {problems[0]}")
+    raise FileError(f"{figure.name} needs {figure.needs}; not available: {problems[0]}")
 
 
 def in_zoo(setup: Setup, zoo: Path | None) -> Setup:
-    """The setup with every file of the zoo by its path from here."""
+    """The setup with the files of the zoo located (see `located`)."""
     options = {k: located(v, zoo) if isinstance(v, str) else v for k, v in setup.options.items()}
     return replace(setup, model=located(setup.model, zoo) or "", data=located(setup.data, zoo), options=options)

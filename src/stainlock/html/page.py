@@ -1,4 +1,4 @@
-"""A self-contained HTML page out of sections: no scripts, nothing loaded from elsewhere."""
+"""A self-contained HTML page made of sections: no scripts, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_NARROW = 5  # columns that fit a phone
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1d20; --soft: #5c6068; --line: #d8dade; --paper: #ffffff; --card: #f5f6f8;
   --good: #17653a; --bad: #8a4b08; }
@@ -23,9 +24,13 @@ pre { background: var(--card); padding: .7rem .9rem; overflow-x: auto; border-ra
 ul { padding-left: 1.2rem; max-width: 44rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .95rem; }
+caption { text-align: left; color: var(--soft); font-size: .9rem; padding: .6rem 0 .2rem; }
+.paper { color: var(--soft); margin-top: 0; }
 th, td { text-align: left; padding: .4rem .7rem .4rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+td:first-child:not(.number) { overflow-wrap: anywhere; min-width: 6.5rem; }
 .yes { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
 figure { margin: 1rem 0; }
 figure img { max-width: 100%; height: auto; display: block; background: #fff; border-radius: .3rem; }
@@ -34,23 +39,32 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
 .grid figure { margin: 0; break-inside: avoid; }
 .grid img { width: 100%; }
 .grid figcaption { font-size: .8rem; line-height: 1.35; }
-@media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; } }
+@media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; }
+  .stacked, .stacked tbody, .stacked td, .stacked caption { display: block; } .stacked thead { display: none; }
+  .stacked tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .9rem; padding: .35rem 0;
+    border-bottom: 1px solid var(--line); }
+  .stacked td, .stacked td.number { border: 0; padding: .1rem 0; text-align: left; white-space: normal; }
+  .stacked td:first-child { grid-column: 1 / -1; font-weight: 600; }
+  .stacked td::before { content: attr(data-label) ": "; color: var(--soft); font-weight: 400; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
-  table, figure { break-inside: avoid; } .wide { overflow: visible; } th.number { white-space: normal; }
+  table, figure { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8.5pt; }
+  th, td { padding: .2rem .4rem .2rem 0; } figure img { max-height: 20cm; }
   .grid { grid-template-columns: repeat(5, 1fr); } }
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and the blocks of HTML below it."""
+    """A heading and the blocks of HTML below it; ``anchor`` is the heading's id, for links within the page."""
 
     heading: str
     blocks: tuple[str, ...]
+    anchor: str = ""
 
 
 def page(title: str, introduction: str, sections: Sequence[Section]) -> str:
-    body = "\n".join(f"<h2>{text(s.heading)}</h2>\n" + "\n".join(s.blocks) for s in sections)
+    """The whole document: title, introduction, and the sections."""
+    body = "\n".join(_heading(section) + "\n".join(section.blocks) for section in sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -59,35 +73,65 @@ def page(title: str, introduction: str, sections: Sequence[Section]) -> str:
     )
 
 
+def _heading(section: Section) -> str:
+    identity = f' id="{text(section.anchor)}"' if section.anchor else ""
+    return f"<h2{identity}>{text(section.heading)}</h2>\n"
+
+
 def text(words: str) -> str:
+    """Words as HTML, with special characters escaped."""
     return html.escape(words)
 
 
-def paragraph(words: str) -> str:
-    return f"<p>{text(words)}</p>"
+def paragraph(words: str, *, kind: str = "") -> str:
+    """A paragraph of plain words; ``kind`` is its CSS class."""
+    return paragraph_of(text(words), kind=kind)
+
+
+def paragraph_of(content: str, *, kind: str = "") -> str:
+    """A paragraph of HTML."""
+    return f'<p class="{kind}">{content}</p>' if kind else f"<p>{content}</p>"
+
+
+def link(address: str, words: str) -> str:
+    """A link to an anchor of this page, or to a file beside it."""
+    return f'<a href="{text(address)}">{text(words)}</a>'
 
 
 def bullets(items: Sequence[str]) -> str:
+    """A list of plain sentences."""
     return "<ul>" + "".join(f"<li>{text(item)}</li>" for item in items) + "</ul>"
 
 
 def commands(lines: Sequence[str]) -> str:
+    """Lines to type into a shell."""
     return f"<pre><code>{text(chr(10).join(lines))}</code></pre>"
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """Cells are HTML; columns with numbers are set to the right."""
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), *, caption: str = ""
+) -> str:
+    """A table whose cells are HTML; the columns ``numeric`` are aligned to the right.
+
+    On a phone, a table with many columns becomes one block for each row, with the heading before each value.
+    """
+    stacked = len(headings) > _NARROW
 
     def line(cells: Sequence[str], tag: str) -> str:
         marks = [' class="number"' if i in numeric else "" for i in range(len(cells))]
+        if stacked and tag == "td":
+            marks = [f'{mark} data-label="{heading}"' for mark, heading in zip(marks, headings, strict=True)]
         return "<tr>" + "".join(f"<{tag}{m}>{cell}</{tag}>" for cell, m in zip(cells, marks, strict=True)) + "</tr>"
 
     content = "".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table><thead>{line(headings, "th")}</thead><tbody>{content}</tbody></table></div>'
+    kind = ' class="stacked"' if stacked else ""
+    title = f"<caption>{text(caption)}</caption>" if caption else ""
+    head = line(headings, "th")
+    return f'<div class="wide"><table{kind}>{title}<thead>{head}</thead><tbody>{content}</tbody></table></div>'
 
 
 def figure(image: bytes, description: str, caption: str, *, kind: str = "png", width: int | None = None) -> str:
-    """An image inside the page; the caption is HTML."""
+    """An image embedded in the page; the caption is HTML."""
     data = base64.b64encode(image).decode()
     size = f' style="width: {width}px"' if width else ""
     return (
@@ -97,4 +141,5 @@ def figure(image: bytes, description: str, caption: str, *, kind: str = "png", w
 
 
 def grid(figures: Sequence[str]) -> str:
+    """Figures side by side, as many in a row as fit."""
     return f'<div class="grid">{"".join(figures)}</div>'
