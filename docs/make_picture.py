@@ -85,9 +85,8 @@ def _answers(axes: Axes, probabilities: Tensor, label: int) -> None:
     rows = range(SHOWN)
     axes.barh(rows, top.values.numpy(), color=colours, height=0.72)
     for row, name, value in zip(rows, names, top.values.tolist(), strict=True):
-        axes.text(
-            0.015, row, f"{name}, {value:.0%}" if value >= 0.005 else f"{name}, {value:.1%}", va="center", fontsize=11.5
-        )
+        share = f"{value:.0%}" if value >= 0.005 else f"{value:.1%}"
+        axes.text(0.015, row, f"{name}, {share}", va="center", fontsize=11.5)
     axes.set(xlim=(0, 1), ylim=(SHOWN - 0.5, -0.5))
     axes.set_axis_off()
 
