@@ -35,7 +35,7 @@ Case = tuple[Target, Key, Signer, Commitment]
 @pytest.fixture(scope="module")
 def case() -> Case:
     """The owner's: a stained perceptron, its key, who signs, and the commitment."""
-    stained, key = stain(models.mlp(), "fc", seed=2**100 + 1)
+    stained, key = stain(models.mlp(), site="fc", seed=2**100 + 1)
     signer = Signer.new()
     return stained, key, signer, commit(stained, key, signer, statement="mine ©")
 
@@ -134,7 +134,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_of_a_proof_is_bound(kind: str) -> None:
     site = "first" if kind == "weight" else "fc"
-    stained, key = stain(models.mlp(), site, seed=2**100 + 3, **KINDS[kind])
+    stained, key = stain(models.mlp(), site=site, seed=2**100 + 3, **KINDS[kind])
     commitment = commit(stained, key, Signer.new())
     disturbances = dict(every_disturbance(key))
     assert {"seed", "derivation", "detectors.replaced", "detectors.trigger.levels"} <= set(disturbances)
@@ -150,7 +150,7 @@ def test_every_part_of_a_proof_is_bound(kind: str) -> None:
 
 
 def test_every_detail_and_convention_is_bound() -> None:
-    stained, key = stain(models.mlp(), "fc", schema="output", count=2, seed=2**100 + 3)
+    stained, key = stain(models.mlp(), site="fc", schema="output", count=2, seed=2**100 + 3)
     commitment = commit(stained, key, Signer.new())
     for field in ("details", "conventions"):
         for name in getattr(key, field):
@@ -424,7 +424,7 @@ def test_who_forges_by_staining_again_comes_too_late(case: Case, authority: Auth
     roots = read_roots(authority.root)
     owners = stamped(commitment, authority)
     time.sleep(1.1)  # timestamps are of whole seconds
-    forged, thiefs_key = stain(stained, "first", seed=2**100 + 7)
+    forged, thiefs_key = stain(stained, site="first", seed=2**100 + 7)
     thiefs = stamped(commit(forged, thiefs_key, Signer.new(), created=BEFORE), authority)
     assert verify(forged, key).stained
     assert verify(forged, thiefs_key).stained

@@ -48,7 +48,7 @@ def made(kind: str) -> tuple[Target, Target, Key]:
     """The original, the stained model, and the key; tests leave them as they are."""
     build, site, options = KINDS[kind]
     target = build()
-    return target, *stain(target, site, seed=1, **options)
+    return target, *stain(target, site=site, seed=1, **options)
 
 
 def natural(target: Target, count: int = 40) -> Tensor:
