@@ -112,7 +112,7 @@ def disturbed(value: Any) -> Any:
 
 
 # Where a field is empty and takes nothing but what makes sense.
-EXAMPLES = {"permutations": (Permutation("head.weight", 0, torch.tensor([1, 0]), "detector"),)}
+EXAMPLES = {"permutations": (Permutation("unwritten", 0, torch.tensor([1, 0]), "detector"),)}
 
 
 def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
