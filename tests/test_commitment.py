@@ -22,7 +22,8 @@ from torch import Tensor
 from tsa import Authority
 
 from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain, verify
-from stainlock.commitments import read_public_key, read_roots
+from stainlock.commitments import Timestamp, read_public_key, read_roots
+from stainlock.commitments import check as check_module
 from stainlock.commitments.opening import NOT_SEALED
 from stainlock.storage.files import model_digest
 
@@ -341,6 +342,19 @@ def test_a_trusted_timestamp_shows_the_date(case: Case, authority: Authority, tm
     late = dated.check(key, roots=roots, published=start - timedelta(seconds=2))
     assert late.verdict == "not earlier"
     assert "later than the model it claims: its first trusted timestamp" in late.reasons[0]
+
+
+def test_a_timestamp_counts_from_the_end_of_its_span(case: Case) -> None:
+    """It shows that the commitment existed by its latest time: a model published within the span may be older."""
+    published = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    for latest, shown in ((1, False), (0, True), (-1, True)):
+        stamp = Timestamp(published - timedelta(seconds=9), published + timedelta(seconds=latest), trusted=True)
+        failed, _ = check_module._before(case[3], stamp, published)
+        assert failed is not shown
+    early, late = (
+        Timestamp(published + timedelta(seconds=s), published + timedelta(seconds=s + 5), trusted=True) for s in (0, 4)
+    )
+    assert check_module._order(early, late)[0] == check_module._order(late, early)[0] == "undecided"
 
 
 def test_only_trusted_authorities_count(case: Case, authority: Authority, tmp_path: Path) -> None:
