@@ -11,9 +11,9 @@ import models
 import numpy as np
 import pytest
 import torch
-import validity
 from scipy import stats
 
+import validity
 from stainlock import Key, Target, stain, verify
 from stainlock.sphere import log_cap
 from stainlock.verification import Reference, response
@@ -131,11 +131,14 @@ def test_a_maximum_is_read_where_the_triggers_own_detector_peaks() -> None:
     peaks = response._peaks(marked, models_site(marked), [d.trigger], d.vector[None], 0)
     maps = models.responses(marked, models_site(marked), d.vector, d.trigger.pixels(marked))
     assert int(peaks) == int(maps.flatten().argmax())
-    every = models.pre_activation(marked, dataclasses.replace(models_site(marked), norm=None), d.trigger.pixels(marked))
+    layer = dataclasses.replace(models_site(marked), norm=None)
+    every = models.pre_activation(marked, layer, d.trigger.pixels(marked))
     read = response.reduce_maps(every, key, peaks)
     assert torch.equal(read[0], every[0].flatten(1)[:, int(peaks)])
     assert (read < response.reduce_maps(every, key)).any()
-    assert torch.equal(response._responses(marked, models_site(marked), [d.trigger], d.vector[None], key), read.double())
+    assert torch.equal(
+        response._responses(marked, models_site(marked), [d.trigger], d.vector[None], key), read.double()
+    )
 
 
 @pytest.mark.slow

@@ -45,8 +45,9 @@ class Certificate:
 
     ``level`` says what a sample is: an image, which exceeds if any position does, overlapping ones included, or one of
     the non-overlapping positions of an image, as in the paper. Positions of one image depend on each other, so that
-    Clopper–Pearson by position misses more often than stated: quote the one by image. A bound of 1 is no bound. ``curve`` has the same
-    for a range of thresholds. Keep it as you keep the key: what may be shown to others is what `publish` makes of it.
+    Clopper–Pearson by position misses more often than stated: quote the one by image. A bound of 1 is no bound.
+    ``curve`` has the same for a range of thresholds. Keep it as you keep the key: what may be shown to others is what
+    `publish` makes of it.
     """
 
     site: str
