@@ -128,7 +128,9 @@ def main() -> int:
         line = part(options)
         wrong += line.good is False
         word = {True: "good", False: "WRONG", None: "not run"}[line.good]
-        print(f"| {line.what} | {line.tried} | {line.result} | {word} | {time.perf_counter() - start:.0f} |", flush=True)
+        print(
+            f"| {line.what} | {line.tried} | {line.result} | {word} | {time.perf_counter() - start:.0f} |", flush=True
+        )
     return 1 if wrong else 0
 
 
