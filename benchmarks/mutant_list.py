@@ -45,7 +45,7 @@ MUTANTS = (
         ("(deviation > _ROUNDING * spread)", "(deviation > 0 * spread)"),
     ),
     *_of(
-        "verification/weights.py", f"{P_VALUES} tests/test_forgeries.py",
+        "verification/weights.py", P_VALUES,
         ("        dimension -= 1\n", "        dimension -= 0\n"),
         ("math.log(2 * len(rows) * len(key.detectors))", "math.log(2 * len(rows))"),
         ("math.log(2 * len(rows) * len(key.detectors))", "math.log(2 * len(key.detectors))"),
@@ -54,6 +54,9 @@ MUTANTS = (
         ("verdict.log10_p_value * math.log(10) + math.log(2)", "verdict.log10_p_value * math.log(10)"),
         ("    first = for_two_looks(first, significance)\n", ""),
         ("        v = v - (v @ q) * q\n", ""),
+    ),
+    *_of(
+        "verification/weights.py", "tests/test_forgeries.py",
         ("    check_secrets(key)\n", ""),
         ("if row_is_bound(key) else None", "if key.additive else None"),
     ),
