@@ -160,7 +160,7 @@ class Plan:
 
     def inverse(self, target: Target) -> Plan:
         """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
-        prepared = replace(self, writes=(), removals=()).apply(target) if self.insertions else target
+        prepared = replace(self, writes=(), removals=(), permutations=()).apply(target) if self.insertions else target
         self._check(prepared.model)
         state = _state(prepared.model)
         restores = []
@@ -341,7 +341,7 @@ def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tu
 
 def changes(plan: Plan, base: Target) -> list[Change]:
     """What the plan changes in a base model, parameter by parameter; new parameters were zero before."""
-    prepared = replace(plan, writes=(), removals=()).apply(base) if plan.insertions else base
+    prepared = replace(plan, writes=(), removals=(), permutations=()).apply(base) if plan.insertions else base
     state = _state(prepared.model)
     lines = []
     for w in plan.writes:
