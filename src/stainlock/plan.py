@@ -325,7 +325,36 @@ def diff(base: Target, changed: Target) -> Plan:
     odd += [k for k in before if k in after and before[k].shape != after[k].shape]
     if odd:
         raise ModelError(f"the models differ in structure, at {', '.join(odd[:4])}: expected one architecture")
-    return replace(structure, writes=differences(before, after), base=model_digest(base.model))
+    orders = _reorderings(before, after)
+    reordered = {order.parameter for order in orders}
+    rest = {name: tensor for name, tensor in before.items() if name not in reordered}
+    return replace(
+        structure, writes=differences(rest, after), base=model_digest(base.model), permutations=orders
+    )  # fmt: skip
+
+
+def _reorderings(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Permutation, ...]:
+    """Parameters whose slices are the same in another order, as a keyed lock leaves them: kilobytes say so."""
+    found = []
+    for name, old in before.items():
+        old, new = old.detach().cpu(), after[name].detach().cpu()
+        if old.dim() > 1 and old.dtype == new.dtype and not torch.equal(old, new):
+            orders = ((axis, _order(old, new, axis)) for axis in (1, 0))
+            found += [Permutation(name, axis, order, "difference") for axis, order in orders if order is not None][:1]
+    return tuple(found)
+
+
+def _order(old: Tensor, new: Tensor, axis: int) -> Tensor | None:
+    """The order that makes ``new`` of ``old``, found by one number for each slice, and checked bit by bit."""
+    rows = [_bits(t).view(*t.shape, -1).movedim(axis, 0).flatten(1) for t in (old, new)]
+    weights = torch.randint(1, 1 << 20, (rows[0].shape[1],), generator=torch.Generator().manual_seed(0))
+    sums = [(r.long() * weights).sum(1) for r in rows]
+    places = [s.argsort(stable=True) for s in sums]
+    if not torch.equal(*(s[p] for s, p in zip(sums, places, strict=True))):
+        return None
+    order = torch.empty(len(sums[0]), dtype=torch.int64)
+    order[places[1]] = places[0]
+    return order if torch.equal(rows[0][order], rows[1]) else None
 
 
 def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Write, ...]:
@@ -348,4 +377,8 @@ def changes(plan: Plan, base: Target) -> list[Change]:
         tensor = state[w.parameter].detach().cpu()
         old = tensor[torch.unravel_index(w.elements, tensor.shape)]
         lines.append(Change(w.parameter, len(w.elements), float((w.values.double() - old.double()).abs().max())))
+    for p in plan.permutations:
+        tensor = state[p.parameter].detach().cpu().double()
+        moved = (tensor.index_select(p.axis, p.order) - tensor).abs()
+        lines.append(Change(p.parameter, int((moved > 0).sum()), float(moved.max())))
     return lines
