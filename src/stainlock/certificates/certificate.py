@@ -126,7 +126,7 @@ def certify(
     """
     if key.schema == "keyed":
         raise ValueError(
-            "a keyed lock has no detectors: use stainlock.locks.keyed.certify_keyed, whose bound needs no data"
+            "a keyed lock has no detectors: use stainlock.certificates.certify_keyed, whose bound needs no data"
         )
     law = Law.of(key)
     if level not in ("position", "image"):

@@ -139,8 +139,8 @@ def command(
 
 def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
     """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    from stainlock.certificates.keyed import certify_keyed
     from stainlock.evaluation import Images
-    from stainlock.locks.keyed import certify_keyed
 
     images = Images.from_folder(data) if data is not None else None
     with report.progress("reading natural images") as progress:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stainlock.errors import ModelError
-from stainlock.locks.keyed.gates import Gated, gated_layer
+from stainlock.gating.gates import Gated, gated_layer
 from stainlock.network.object_detectors import is_detector
 from stainlock.target import Target, evaluation_mode
 
