@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.target import Target
+from stainlock.gating.structure import Structure
+from stainlock.target import Target, submodule
 
 
 class Gated(nn.Module):
@@ -207,13 +208,9 @@ class KeyedKind:
     """
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
-        from stainlock.locks.keyed.structure import Structure  # this module is below locks, and knows their blocks
-
         return Structure.from_facts(insertion.facts).insert(target)
 
     def remove(self, target: Target, insertion: Insertion) -> Target:
-        from stainlock.locks.keyed.structure import Structure
-
         return Structure.from_facts(insertion.facts).remove(target)
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
@@ -260,13 +257,6 @@ def moved_back(name: str, gated: Sequence[str]) -> str:
         if name == behind or name.startswith(f"{behind}."):
             name = at + name[len(behind) :]
     return name
-
-
-def submodule(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        raise ModelError(f"the model has no {name} to put a block at: it is for another model") from None
 
 
 def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:

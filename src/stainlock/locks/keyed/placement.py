@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import ModelError
-from stainlock.locks.keyed.gates import Gated, gated_layer
+from stainlock.gating.gates import Gated, gated_layer
 from stainlock.network.object_detectors import is_detector
 from stainlock.target import Target, evaluation_mode
 

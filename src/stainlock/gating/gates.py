@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from stainlock.errors import ModelError
-from stainlock.locks.keyed.reader import Layout
-from stainlock.locks.keyed.schedule import Schedule
+from stainlock.gating.reader import Layout
+from stainlock.gating.schedule import Schedule
 
 # Locks whose last permutations a thread keeps.
 _KEPT = 4

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stainlock.errors import FileError
-from stainlock.insertion import Insertion, submodule
-from stainlock.locks.keyed.chacha import ROUNDS
-from stainlock.locks.keyed.gates import Gated, attach, detach
-from stainlock.locks.keyed.reader import Layout
-from stainlock.locks.keyed.schedule import Schedule
-from stainlock.target import Target
+from stainlock.gating.chacha import ROUNDS
+from stainlock.gating.gates import Gated, attach, detach
+from stainlock.gating.reader import Layout
+from stainlock.gating.schedule import Schedule
+from stainlock.target import Target, submodule
 
 KIND = "keyed"
 
@@ -60,13 +59,12 @@ class Structure:
             return replace(target, input_shape=(channels, *others), mean=mean, std=std)
         return target
 
-    @property
-    def insertion(self) -> Insertion:
-        facts = {
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {
             "layout": self.layout.facts(), "salt": list(self.salt), "rounds": self.rounds, "reader": self.reader,
             "gates": [asdict(gated) for gated in self.gates],
         }  # fmt: skip
-        return Insertion(KIND, "", facts)
 
     @staticmethod
     def from_facts(facts: dict[str, Any]) -> Structure:
