@@ -15,7 +15,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-exact test-slow demo docs bench format clean
+.PHONY: help setup test test-exact test-slow mutants hardening demo docs bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,12 @@ test-exact: setup ## the tests of exactness, with the kernels of a plain process
 
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+mutants: setup ## try deliberate mistakes on the tests, one at a time; half an hour
+	$(ONE_THREAD) $(BIN)/python benchmarks/mutants.py
+
+hardening: setup ## one table: files, forgeries and faults tried, mutants caught, p-values checked
+	$(BIN)/python benchmarks/hardening.py
 
 demo: setup ## stain, verify and lock a real ImageNet model; writes demo-output/
 	$(BIN)/stainlock demo --out demo-output

@@ -104,7 +104,7 @@ def model_of(name: str) -> sl.Target:
 def template(case: Case) -> sl.Key:
     """A key of the right kind, whose secrets are then drawn anew many times."""
     target = model_of(case.model)
-    _, key = sl.stain(target, case.site, seed=0, additive=case.additive or case.schema == "activation")
+    _, key = sl.stain(target, site=case.site, seed=0, additive=case.additive or case.schema == "activation")
     details: dict[str, Any] = {}
     if case.schema in ("weight", "activation"):
         details = {"message_bytes": len(MESSAGE.encode())}

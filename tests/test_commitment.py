@@ -25,6 +25,7 @@ from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain,
 from stainlock.commitments import Timestamp, read_public_key, read_roots
 from stainlock.commitments import check as check_module
 from stainlock.commitments.opening import NOT_SEALED
+from stainlock.plan import Permutation
 from stainlock.storage.files import model_digest
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -110,6 +111,10 @@ def disturbed(value: Any) -> Any:
     raise TypeError(f"add a disturbance for {type(value).__name__}")
 
 
+# Where a field is empty and takes nothing but what makes sense.
+EXAMPLES = {"permutations": (Permutation("unwritten", 0, torch.tensor([1, 0]), "detector"),)}
+
+
 def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
     """The dataclass with each of its fields changed, those of dataclasses in it likewise; new fields by themselves."""
     for field in dataclasses.fields(value):
@@ -120,7 +125,7 @@ def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
             inside = [(name, (other, *part[1:])) for name, other in every_disturbance(part[0])]
             inside += [("twice", (*part, part[0])), ("none", ())]
         else:
-            inside = [("", disturbed(part))]
+            inside = [("", EXAMPLES.get(field.name) if part == () and field.name in EXAMPLES else disturbed(part))]
         for name, other in inside:
             yield f"{field.name}.{name}".rstrip("."), dataclasses.replace(value, **{field.name: other})
 

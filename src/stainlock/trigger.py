@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from stainlock.errors import TriggerError
 from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, seen_region, whole_input
 from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at
+from stainlock.tensors import at, one_thread
 
 Reduction = Literal["position", "mean", "maximum"]
 Progress = Callable[[int, int], None]
@@ -153,18 +153,9 @@ def _ascend(
     return best_levels, best
 
 
-@contextmanager
-def _threads_for(pixels: int) -> Iterator[None]:
+def _threads_for(pixels: int) -> AbstractContextManager[None]:
     """One thread for small batches, PyTorch's own number for others."""
-    threads = torch.get_num_threads()
-    if pixels > _PIXELS_A_THREAD or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return nullcontext() if pixels > _PIXELS_A_THREAD else one_thread()
 
 
 def _fastest_layout(target: Target, site: Site, crop: Crop) -> torch.memory_format:

@@ -37,7 +37,7 @@ from stainlock.network.signals import Cell
 from stainlock.plan import CONDUIT, Write, write, write_values
 from stainlock.probes import probe_inputs
 from stainlock.target import Target
-from stainlock.tensors import exact, has, raw
+from stainlock.tensors import exact, has, one_thread, raw
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
 
@@ -142,8 +142,9 @@ def _loudness(original: Target, network: Network, block: Block, s1: Tensor, tau1
     """The root mean square of a new block's hidden units, for synthetic inputs."""
     gated = [own.at for own in network.target.insertions[len(original.insertions) :]]
     probes = probe_inputs(original, "gate shifts")
-    maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
-    return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
+    with one_thread():  # this number is in the locked weights: the same seed gives the same bits on any machine's cores
+        maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
+        return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
 
 
 def draw_shifts(network: Network, block: Block, q: Tensor, generator: np.random.Generator) -> Tensor:
