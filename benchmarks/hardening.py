@@ -3,8 +3,8 @@
 ``python benchmarks/hardening.py`` runs, each by itself, the fuzzing of every file format (``make fuzz``), the forged
 claims of tests/test_forgeries.py and tests/test_commitment.py, the hostile files, the faults (killed processes, full
 disks, damaged journals), the mutants (``make mutants``) and the validity of p-values, and prints a line for each.
-``--parts`` takes some of them. ``--cases`` is how many damaged files of each format are tried, ``--keys`` how many random
-keys. The exit status is 1 if a part that ran found anything wrong. What a part prints itself goes to ``--logs``.
+``--parts`` takes some of them. ``--cases`` is how many damaged files of each format are tried, ``--keys`` how many
+random keys. The exit status is 1 if a part that ran found anything wrong. What a part prints itself goes to ``--logs``.
 """
 
 from __future__ import annotations

@@ -21,12 +21,16 @@ def _of(file: str, tests: str, *changes: tuple[str, str]) -> Iterator[Mutant]:
 
 
 P_VALUES = "tests/verification/test_p_values.py"
+STANDING_OUT = (
+    "tests/verification/test_verify.py::test_a_trigger_that_excites_every_row_more_is_no_evidence"
+    " tests/verification/test_verify.py::test_a_row_that_still_stands_there_does_not_stand_out"
+)
 COMMITMENT = "tests/test_commitment.py"
 
 MUTANTS = (
     # What p-values pay for
     *_of(
-        "verification/response.py", P_VALUES,
+        "verification/response.py", f"{P_VALUES} {STANDING_OUT}",
         ("math.log(2 * len(scores) * len(key.detectors))", "math.log(2 * len(scores))"),
         ("math.log(2 * len(scores) * len(key.detectors))", "math.log(2 * len(key.detectors))"),
         ("math.log(2 * len(scores) * len(key.detectors))", "math.log(len(scores) * len(key.detectors))"),
@@ -116,7 +120,7 @@ MUTANTS = (
     ),
     *_of(
         "certificates/data_driven.py", "tests/certificates/test_data_driven.py",
-        ("special.betainccinv(n + 1, np.maximum(m - n, 1), α)", "special.betainccinv(n + 1, np.maximum(m - n, 1), 2 * α)"),
+        ("np.maximum(m - n, 1), α)", "np.maximum(m - n, 1), 2 * α)"),
         ("special.betainccinv(n + 1,", "special.betainccinv(n,"),
         ("np.sqrt(np.log(2) / (2 * m))", "np.sqrt(np.log(2) / (4 * m)) * 0"),
         ("np.where(c == 1, 0.75,", "np.where(c == 1, 1.75,"),
@@ -159,7 +163,7 @@ MUTANTS = (
     ),
     *_of(
         "commitments/commitment.py", COMMITMENT,
-        ('_EVIDENCE = ("signature", "timestamps", "log_entries")', '_EVIDENCE = ("signature", "timestamps", "log_entries", "salt")'),
+        ('_EVIDENCE = ("signature",', '_EVIDENCE = ("signature", "salt",'),
         ("self.signed_part + bytes.fromhex(self.signature)", "self.signed_part"),
         ("return self.version == 1 and key.additive", "return False"),
         ("        if not commitment.is_signed:", "        if False:"),
@@ -197,7 +201,7 @@ MUTANTS = (
     ),
     *_of(
         "key.py", "tests/test_key.py tests/test_plan.py",
-        ("return min(d.trigger.response for d in self.detectors)", "return max(d.trigger.response for d in self.detectors)"),
+        ("return min(d.trigger.response for", "return max(d.trigger.response for"),
         ("if not is_model(protected.model, self.protected_digest):", "if False:"),
         ("write_file(path, self.to_bytes(), secret=True)", "write_file(path, self.to_bytes())"),
         ("        refuse_existing(path)\n", ""),

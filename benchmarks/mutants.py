@@ -27,7 +27,7 @@ import torch
 
 from mutant_list import MUTANTS, Mutant
 
-assert numpy.__version__ and scipy.special.__name__ and torch.__version__  # loaded once, for every process forked below
+LOADED = (numpy, scipy.special, torch)  # once, for every process forked below
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "stainlock"
 GOAL = 0.95

@@ -2,9 +2,9 @@
 
 Under the null hypothesis P(p ≤ α) must be at most α. ``python benchmarks/validity.py`` draws keys of every kind by
 seed, with triggers found in the unstained model as an owner would find them, verifies with each, and prints how often
-p ≤ α with a 95 % Clopper–Pearson interval. A row fails, and the exit status is 1, where a one-sided 99.99 % interval lies
-above α. ``--keys`` is how many keys a row has by response and by output, ``--by-weights`` how many it has by weights,
-where a key takes a millisecond; ``--only`` takes rows whose name contains a word.
+p ≤ α with a 95 % Clopper–Pearson interval. A row fails, and the exit status is 1, where a one-sided 99.99 % interval
+lies above α. ``--keys`` is how many keys a row has by response and by output, ``--by-weights`` how many it has by
+weights, where a key takes a millisecond; ``--only`` takes rows whose name contains a word.
 
 Trained models come from the zoo, and are left out, with the reason, where their weights are not there.
 """
@@ -201,7 +201,7 @@ def run(cases: list[Case], keys: int, by_weights: int) -> list[Case]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=100, help="random keys a row by response and by output")
+    parser.add_argument("--keys", type=int, default=40, help="random keys a row by response and by output")
     parser.add_argument("--by-weights", type=int, default=2000, metavar="KEYS", help="random keys a row by weights")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="rows whose name contains each of these words")
     options = parser.parse_args()

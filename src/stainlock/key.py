@@ -179,7 +179,7 @@ class Key:
                 }
             )
             tensors[f"detector.{i}"] = d.vector
-            tensors[f"trigger.{i}"] = d.trigger.levels
+            tensors[f"trigger.{i}"] = d.trigger.levels.clone()  # a lock's detectors may share one patch
             tensors[f"replaced.{i}"] = d.replaced
         return pack("key", KEY_VERSION, facts, tensors)
 

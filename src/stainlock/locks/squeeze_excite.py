@@ -18,6 +18,7 @@ from stainlock.locks.parts.gates import GateForm
 from stainlock.locks.parts.placement import choose_placement
 from stainlock.randomness import Randomness
 from stainlock.target import Target
+from stainlock.tensors import one_thread
 from stainlock.trigger import Progress
 
 
@@ -90,5 +91,6 @@ def lock_squeeze_excite(
     )  # fmt: skip
     edited = implant(draft, found, position, randomness)  # 4, 6, 10
 
-    disruptor = edited.gate_writes(strength, randomness)  # 5, 7 to 9
+    with one_thread():  # what the gates are given is summed in one order: the same seed gives the same bits
+        disruptor = edited.gate_writes(strength, randomness)  # 5, 7 to 9
     return finish(edited, disruptor, randomness, schema="squeeze-excite")
