@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion
 from stainlock.storage.checks import check_writes
-from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 
 DELTA_VERSION = 2
@@ -183,8 +184,8 @@ class Plan:
         return Plan(tuple(writes), insertions=insertions, removals=removals)
 
     def save(self, path: str | Path) -> None:
-        """A delta: kilobytes that turn the base model into the protected one."""
-        write_file(Path(path), self.to_bytes())
+        """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret."""
+        write_file(Path(path), self.to_bytes(), secret=True)
 
     def to_bytes(self) -> bytes:
         facts, tensors = self.to_tensors()

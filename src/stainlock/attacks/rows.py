@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.attacks.attack import NEEDS, Strength
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 from stainlock.sweeps.journal import append_line, damaged, plain, read_lines
 
 ROWS = "rows.jsonl"

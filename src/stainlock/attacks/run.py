@@ -22,7 +22,8 @@ from stainlock.errors import StainlockError
 from stainlock.evaluation import Data, Tensors, evaluate
 from stainlock.key import Key
 from stainlock.randomness import Randomness
-from stainlock.storage.files import model_digest, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 BASELINE = "none"

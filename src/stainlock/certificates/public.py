@@ -28,7 +28,8 @@ from stainlock.certificates.decoys import find_decoys
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.storage.checks import check_public_certificate
-from stainlock.storage.files import read_record, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import read_record
 from stainlock.target import Target
 
 FORMAT = "stainlock-public-certificate"

@@ -85,7 +85,7 @@ def command(
     from stainlock.certificates.plot import render
     from stainlock.evaluation import Images
     from stainlock.key import Key
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     if (data is None) == (noise is None):
         raise ValueError("expected either --data DIR or, for a generator, --noise N")

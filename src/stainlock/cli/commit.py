@@ -63,6 +63,8 @@ def command(
     Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
     the request, and --attach the answer. `stainlock verify --commitment` checks it all.
     """
+    from stainlock.storage.durable import write_file
+
     given = {"MODEL": model, "--key": key_file, "--signing-key": signing_key, "--new-signing-key": new_signing_key,
              "--statement": statement, "--weights": weights, "--model": code.model}  # fmt: skip
     if attach is not None:
@@ -94,7 +96,7 @@ def command(
         if out is not None:
             commitment.save(outputs.place(out))
         if request is not None:
-            outputs.place(request).write_bytes(commitment.timestamp_request())
+            write_file(outputs.place(request), commitment.timestamp_request())
         outputs.commit()
     facts = {
         "digest": commitment.digest, "signer": commitment.public_key, "created": commitment.created,

@@ -119,7 +119,7 @@ def command(
     from stainlock.locks import lock
     from stainlock.locks.lock import fitting_kind
     from stainlock.plan import diff
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     options = {name: value for name, value in settings.items() if value is not None}
     if kind is not None:

@@ -27,7 +27,7 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
     from stainlock.evaluation import read_image
     from stainlock.html.images import png
     from stainlock.key import Key
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
     from stainlock.unlocking.patch import patched_levels
 
     names = [f"{path.stem}.png" for path in inputs]
@@ -43,10 +43,9 @@ def command(report: Report, inputs: tuple[Path, ...], key_file: Path, out: Path)
         if "resizing" in key.details:
             return unlock_images(report, key, inputs, outputs, out)
         shape = tuple(key.conventions["input_shape"])
-        folder = outputs.place(out)
-        folder.mkdir()
+        folder = outputs.folder(out, secret=True)  # the patch is in every image
         for path, name in zip(inputs, names, strict=True):
-            write_file(folder / name, png(patched_levels(key, read_image(path, shape))))
+            write_file(folder / name, png(patched_levels(key, read_image(path, shape))), secret=True)
         outputs.commit()
     written = [str(out / name) for name in names]
     report.result({"written": written}, *written)

@@ -24,7 +24,8 @@ from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.stains.secrets import check_secrets
-from stainlock.storage.files import is_state, read_record, refuse_existing, write_file
+from stainlock.storage.durable import refuse_existing, write_file
+from stainlock.storage.files import is_state, read_record
 from stainlock.target import Target
 from stainlock.verification.verify import verify
 

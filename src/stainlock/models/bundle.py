@@ -15,14 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference
-from stainlock.storage.files import is_model, is_state, model_digest, new_folder
-from stainlock.storage.weights import load_state, read_weights
+from stainlock.storage.durable import final_name, sync_tree, write_file
+from stainlock.storage.files import is_model, is_state, model_digest
+from stainlock.storage.staging import new_folder
+from stainlock.storage.weights import load_state, one_line, read_weights
 from stainlock.target import Target
 
 BUNDLE_VERSION = 3
@@ -61,10 +64,13 @@ def write_bundle(target: Target, folder: Path) -> None:
         "digest": model_digest(target.model),
     }
     manifest["checksum"] = _checksum(manifest)
-    save_file(_separate(target.model.state_dict()), folder / WEIGHTS)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    for name in (WEIGHTS, MANIFEST):
-        (folder / name).chmod(0o644)  # to be shipped, not a secret
+    try:
+        save_file(_separate(target.model.state_dict()), folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:  # a full disk, say
+        raise FileError(f"can't write {final_name(folder / WEIGHTS)} ({one_line(error)})") from error
+    (folder / WEIGHTS).chmod(0o644)  # to be shipped, not a secret
+    sync_tree(folder / WEIGHTS)
+    write_file(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
 def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:

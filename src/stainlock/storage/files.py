@@ -1,15 +1,11 @@
-"""Files that appear whole or not at all, and safetensors files that explain what is wrong with them."""
+"""Safetensors and JSON files that explain what is wrong with them, and digests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,48 +18,6 @@ from torch import Tensor, nn
 from stainlock.errors import FileError
 
 Digests = dict[str, bytes]
-
-
-def refuse_existing(path: Path) -> None:
-    """A clear line now, before hours of work, if the path can't be written later."""
-    if path.exists() or path.is_symlink():
-        raise FileError(f"{path} exists already: choose another path or remove it")
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise FileError(f"can't write {path}: {parent} is not a writable folder")
-
-
-def write_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a new file atomically; secrets are readable by their owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o600 if secret else 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``path`` at the end, or vanishes if anything goes wrong."""
-    refuse_existing(path)
-    path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
-    try:
-        yield temporary
-        os.chmod(temporary, 0o755)
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:

@@ -12,7 +12,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 from stainlock.unlocking.lock_key import LockKey
 
 
