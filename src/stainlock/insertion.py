@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -60,6 +61,10 @@ class Insertion:
         """Whether a parameter is the block's own."""
         return self._kind.is_new(self, parameter)
 
+    def weights(self, target: Target) -> int:
+        """How many weights it would add to the target."""
+        return self._kind.weights(target, self)
+
     @property
     def _kind(self) -> InsertionKind:
         try:
@@ -74,7 +79,9 @@ class Insertion:
     @staticmethod
     def from_json(facts: Any) -> Insertion:
         try:
-            found = Insertion(str(facts["kind"]), str(facts["at"]), dict(facts["facts"]))
+            if not all(isinstance(facts[name], str) for name in ("kind", "at")) or not isinstance(facts["facts"], dict):
+                raise ValueError("expected its kind and place as text, and an object as facts")
+            found = Insertion(facts["kind"], facts["at"], dict(facts["facts"]))
             _check_facts(found)
             return found
         except (KeyError, TypeError, ValueError) as error:
@@ -89,6 +96,10 @@ class InsertionKind(Protocol):
     def remove(self, target: Target, insertion: Insertion) -> Target: ...
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool: ...
+
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        """How many weights it adds, before they are made."""
+        ...
 
 
 class SqueezeExciteKind:
@@ -123,6 +134,10 @@ class SqueezeExciteKind:
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return parameter.startswith(f"{insertion.at}.gate.")
 
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        channels, hidden = int(insertion.facts["channels"]), int(insertion.facts["hidden"])
+        return 2 * channels * hidden + hidden + channels + (channels if insertion.facts.get("shifts") else 0)
+
 
 class NoiseInputsKind:
     """``dimensions`` more inputs of a generator's first transposed convolution, after those that were there."""
@@ -135,6 +150,11 @@ class NoiseInputsKind:
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return False  # the weight was there before, with fewer rows
+
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        weight = getattr(submodule(target.model, insertion.at), "weight", None)
+        row = weight[:1].numel() if isinstance(weight, Tensor) and weight.dim() else 0
+        return int(insertion.facts["dimensions"]) * row
 
     def _widen(self, target: Target, insertion: Insertion, more: int) -> Target:
         layer = submodule(target.model, insertion.at)
@@ -180,6 +200,9 @@ class EncoderBlockKind:
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return parameter.startswith(f"{insertion.at}.{self._name(insertion, 0)}.")
 
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        return state_size(self._blocks(target, insertion)[0])
+
     def _blocks(self, target: Target, insertion: Insertion) -> list[nn.Module]:
         modules = submodule(target.model, insertion.at)._modules
         expected = [self._name(insertion, i) for i in range(max(1, len(modules)))]
@@ -208,6 +231,7 @@ KINDS: dict[str, InsertionKind] = {
 
 
 _NEEDED = {"noise-inputs": ("dimensions",), "squeeze-excite": ("channels", "hidden")}
+MOST_BLOCKS, _MOST_NESTED = 1000, 16
 _LARGEST, _MOST_WEIGHTS = 2**16, 2**26  # of a block: whatever a file says, it costs no more memory than a layer
 
 
@@ -222,6 +246,38 @@ def _check_facts(insertion: Insertion) -> None:
         raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
     if not isinstance(facts.get("numbered", ""), str):
         raise ValueError(f"expected text as numbered, got {facts['numbered']!r}")
+    for name in ("shifts", "signed"):
+        if not isinstance(facts.get(name, False), bool):
+            raise ValueError(f"expected true or false as {name}, got {facts[name]!r}")
+
+
+def read_insertions(listed: Any) -> tuple[Insertion, ...]:
+    """The blocks that a file describes: a limited number, and not in one another without end."""
+    if not isinstance(listed, list) or len(listed) > MOST_BLOCKS:
+        raise ValueError(f"expected a list of at most {MOST_BLOCKS} blocks")
+    found = tuple(map(Insertion.from_json, listed))
+    places = [insertion.at for insertion in found if insertion.kind == "squeeze-excite"]
+    deepest = max((count for _, count in Counter(places).most_common(1)), default=0)
+    if deepest > _MOST_NESTED or any(place.split(".").count("layer") > _MOST_NESTED for place in places):
+        raise ValueError(f"expected at most {_MOST_NESTED} blocks before one layer")
+    return found
+
+
+def insert_all(target: Target, insertions: Sequence[Insertion], most: int) -> Target:
+    """The target, itself changed, with the blocks in it; ModelError before there would be over ``most`` weights."""
+    size = state_size(target.model)
+    for insertion in insertions:
+        size += insertion.weights(target)
+        if size > most:
+            raise ModelError(f"the model would have {size} weights with the block at {insertion.at}, there are at most"
+                             f" {most}: it is for another model")  # fmt: skip
+        target = insertion.insert(target)
+    return target
+
+
+def state_size(module: nn.Module) -> int:
+    """How many numbers a module's state has."""
+    return sum(tensor.numel() for tensor in module.state_dict().values())
 
 
 def moved(name: str, gated: Iterable[str]) -> str:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.insertion import Insertion
+from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
 from stainlock.storage.checks import check_writes
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 
 DELTA_VERSION = 2
+_GROWTH, _ROOM = 4, 2**22  # how large blocks may make a model: so many times, and so many weights more
 # The parts of a lock's plan; a stain's has the first alone, besides what it folds.
 DETECTOR, CONDUIT, DISRUPTOR = "detector", "conduit", "disruptor"
 
@@ -111,8 +112,7 @@ class Plan:
     def apply(self, target: Target) -> Target:
         """An edited deep copy; the target given stays as it is."""
         edited = target.copy()
-        for insertion in self.insertions:
-            edited = insertion.insert(edited)
+        edited = insert_all(edited, self.insertions, _GROWTH * state_size(edited.model) + _ROOM)
         self.write_into(edited.model)
         for insertion in self.removals:
             edited = insertion.remove(edited)
@@ -180,7 +180,7 @@ class Plan:
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
         ]
-        insertions, removals = (tuple(map(Insertion.from_json, facts[name])) for name in ("insertions", "removals"))
+        insertions, removals = (read_insertions(facts[name]) for name in ("insertions", "removals"))
         return Plan(tuple(writes), insertions=insertions, removals=removals)
 
     def save(self, path: str | Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -144,15 +143,11 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
     from stainlock.commitments import Commitment
-    from stainlock.errors import FileError
+    from stainlock.storage.files import read_json
 
     commitment = Commitment.load(path)
     for file in responses:
         commitment = commitment.with_timestamp(file.read_bytes(), str(file))
     for file in entries:
-        try:
-            entry = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise FileError(f"{file} is not a log's entry: expected JSON ({error})") from error
-        commitment = commitment.with_log_entry(entry, str(file))
+        commitment = commitment.with_log_entry(read_json(file, "log's entry"), str(file))
     return commitment

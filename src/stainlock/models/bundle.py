@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.insertion import Insertion
+from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference
 from stainlock.storage.durable import final_name, sync_tree, write_file
-from stainlock.storage.files import is_model, is_state, model_digest
+from stainlock.storage.files import is_model, is_state, model_digest, read_json
 from stainlock.storage.staging import new_folder
 from stainlock.storage.weights import load_state, one_line, read_weights
 from stainlock.target import Target
@@ -32,8 +32,7 @@ BUNDLE_VERSION = 3
 WEIGHTS, MANIFEST = "model.safetensors", "stainlock.json"
 _CONVENTIONS = ("input_shape", "mean", "std", "bounds")
 _FIELDS = {"version", "reference", *_CONVENTIONS, "part", "insertions", "digest"}
-_MOST_BLOCKS = 1000
-_MOST_INPUTS = 2**28  # numbers of one input: a gigabyte
+_MOST_INPUTS = 2**26  # numbers of one input: 256 MB
 
 Architecture = str | nn.Module | Target
 
@@ -120,19 +119,23 @@ class Bundle:
                 raise FileError(f"{path} is not a bundle, it has no {name}")
         manifest = _read_manifest(path)
         conventions = _conventions(manifest, path)
-        insertions = tuple(map(Insertion.from_json, manifest["insertions"]))
         weights = read_weights(path / WEIGHTS)
         if not is_state(weights, manifest["digest"]):
             raise FileError(
                 f"{path / WEIGHTS} was altered after it was written: its digest differs from {MANIFEST}; a weight"
                 " file can be verified by itself"
             )
-        return Bundle(path, manifest["reference"], conventions, insertions, weights, manifest["digest"])
+        return Bundle(path, manifest["reference"], conventions, manifest["insertions"], weights, manifest["digest"])
 
     @property
     def needs_code(self) -> bool:
         """Whether the model is built by Python code, which a bundle can only name."""
         return _is_code(self.reference)
+
+    @property
+    def size(self) -> int:
+        """How many numbers a model of these weights can have; counters, one a batch norm, may be missing in them."""
+        return sum(tensor.numel() for tensor in self.weights.values()) + len(self.weights)
 
     @property
     def code(self) -> str:
@@ -150,8 +153,7 @@ class Bundle:
         the bundle names is run only with ``trust_code``.
         """
         built = self._architecture(model, trust_code)
-        for insertion in self.insertions:
-            built = insertion.insert(built)
+        built = insert_all(built, self.insertions, self.size)
         for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
             if name in self.weights:  # half precision, wholly or in part, comes back as it was saved
                 tensor.data = tensor.data.to(self.weights[name].dtype)
@@ -177,7 +179,7 @@ class Bundle:
                                  f" the folder {model}")  # fmt: skip
             return load_reference(model, weights="random" if model.partition(":")[0] in LIBRARIES else None)
         if not self.needs_code:
-            check_bundled_reference(self.reference)
+            check_bundled_reference(self.reference, self.size)
             return load_reference(self.reference, weights="random")
         if not trust_code:
             raise ModelError(
@@ -211,7 +213,7 @@ def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(path / MANIFEST, "bundle's manifest")
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
         version = manifest["version"]
@@ -225,10 +227,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         for name in ("reference", "part", "digest"):
             if not isinstance(manifest[name], str):
                 raise TypeError(f"{name} must be text")
-        if not isinstance(manifest["insertions"], list) or len(manifest["insertions"]) > _MOST_BLOCKS:
-            raise TypeError(f"insertions must be a list of at most {_MOST_BLOCKS}")
         if version == BUNDLE_VERSION and manifest.get("checksum") != _checksum(manifest):
             raise ValueError("it was altered after it was written, its checksum does not match")
+        manifest["insertions"] = read_insertions(manifest["insertions"])
     except OSError as error:
         raise FileError(f"{path} is not a bundle: can't read {MANIFEST} ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -6,8 +6,8 @@ ValueError with what was expected and what came; readers add the file's name.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,9 +97,7 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
     _numbers(
         {name: 0.0 if log is None else log for name, log in _object(facts, "log10_bounds").items()}, "log10_bounds"
     )
-    _expect(
-        all(isinstance(text, str) for text in _object(facts, "assumptions").values()), "texts as assumptions", "others"
-    )
+    _check_assumptions(facts)
     curve = _object(facts, "curve")
     for name in ("threshold", "exceedances", *facts["bounds"]):
         _expect(isinstance(curve[name], list) and len(curve[name]) == len(curve["threshold"]) <= 10_000,
@@ -121,9 +119,33 @@ def check_public_certificate(facts: Mapping[str, Any]) -> None:
     _check_limit(facts["limit"])
     _expect(isinstance(facts["covers_firing"], bool), "true or false as covers_firing", facts["covers_firing"])
     _numbers(facts["bounds"], "bounds")
-    _expect(
-        all(isinstance(text, str) for text in _object(facts, "assumptions").values()), "texts as assumptions", "others"
-    )
+    _check_assumptions(facts)
+
+
+def check_row(facts: Mapping[str, Any]) -> None:
+    """The types of an attack's row; what is not there has its default."""
+    for name in ("attack", "group", "kind", "needs", "note", "identity"):
+        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+    strength = facts["strength"]
+    if not isinstance(strength, str):
+        _number(strength, "strength")
+    _expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
+    for name in ("verdict", "metric", "picture"):
+        _expect(facts[name] is None or isinstance(facts[name], str), f"text as {name}", facts[name])
+    for name in ("p_value", "log10_p_value", "trigger_response", "performance", "unlocked"):
+        if facts[name] is not None:
+            _number(facts[name], name)
+    _number(facts["seconds"], "seconds")
+    _whole(facts["images"], "images", 0)
+    figures = _object(facts, "figures")
+    _numbers({name: 0.0 if value is None else value for name, value in figures.items()}, "figures")
+    for name, found in _object(facts, "by").items():
+        _expect(isinstance(found, dict), f"an object as by.{name}", found)
+        for part in ("p_value", "log10_p_value"):
+            if found[part] is not None:
+                _number(found[part], f"by.{name}.{part}")
+        for part in ("verdict", "note"):
+            _expect(found[part] is None or isinstance(found[part], str), f"text as by.{name}.{part}", found[part])
 
 
 def _check_assumptions(facts: Mapping[str, Any]) -> None:
@@ -188,8 +210,12 @@ def _whole(value: Any, name: str, least: int) -> None:
 
 
 def _number(value: Any, name: str) -> None:
-    _expect(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
-            f"a finite number as {name}", value)  # fmt: skip
+    finite = _is_number(value) and abs(value) <= sys.float_info.max  # JSON has whole numbers beyond it
+    _expect(finite, f"a finite number as {name}", value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _expect(holds: bool, what: str, came: object) -> None:
