@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
+from stainlock.storage.checks import check_text, shown
 from stainlock.target import Target
 
 
@@ -241,14 +242,15 @@ def _check_facts(insertion: Insertion) -> None:
     sizes = [facts[name] for name in _NEEDED.get(insertion.kind, ())]
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
-            raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {size!r}")
+            raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {shown(size)}")
     if math.prod(sizes) > _MOST_WEIGHTS:
         raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
-    if not isinstance(facts.get("numbered", ""), str):
-        raise ValueError(f"expected text as numbered, got {facts['numbered']!r}")
+    check_text(insertion.kind, "kind")
+    check_text(insertion.at, "at")
+    check_text(facts.get("numbered", ""), "numbered")
     for name in ("shifts", "signed"):
         if not isinstance(facts.get(name, False), bool):
-            raise ValueError(f"expected true or false as {name}, got {facts[name]!r}")
+            raise ValueError(f"expected true or false as {name}, got {shown(facts[name])}")
 
 
 def read_insertions(listed: Any) -> tuple[Insertion, ...]:

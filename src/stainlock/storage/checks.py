@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 _KINDS = ("stain", "lock")
+_NEEDS = ("nothing", "images", "labels")
+_CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
+_LONGEST = 300  # characters of a name
 _SITE_KINDS = ("linear", "convolution", "transposed")
 _REDUCTIONS = ("position", "mean", "maximum")
 _FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
@@ -24,7 +27,7 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
     """A plan's writes: every place once and not below 0, and one value for each."""
     for i, write in enumerate(_list(facts, "writes")):
         for name in ("parameter", "part"):
-            _expect(isinstance(write[name], str), f"text as a write's {name}", write[name])
+            check_text(write[name], f"a write's {name}")
         values = tensors[f"{prefix}{i}.values"]
         _expect(values.dim() == 1, "values in a row", tuple(values.shape))
         if f"{prefix}{i}.runs" in tensors:
@@ -47,7 +50,8 @@ def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     _one_of(facts, "site_kind", _SITE_KINDS)
     _one_of(facts, "reduction", _REDUCTIONS)
     for name in ("site", "schema", "base_digest", "protected_digest"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+        check_text(facts[name], name)
+    check_text(facts.get("derivation", ""), "derivation")
     _expect(isinstance(facts["additive"], bool), "true or false as additive", facts["additive"])
     _expect(isinstance(facts["seed"], str) and bool(re.fullmatch(r"[0-9]{1,80}", facts["seed"])), "digits as seed",
             "something else")  # fmt: skip
@@ -83,7 +87,7 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
     """The types of a certificate's facts; whether they are true is for whoever computes them anew."""
     _one_of(facts, "level", ("position", "image"))
     for name in ("site", "model_digest", "data_digest", "key_digest", "secret"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+        check_text(facts[name], name)
     for name in ("confidence", "threshold", "trigger_response", "largest_response", "trace", "mean_norm",
                  "perturbation"):  # fmt: skip
         _number(facts[name], name)
@@ -110,7 +114,7 @@ def check_public_certificate(facts: Mapping[str, Any]) -> None:
     """The same of a public certificate."""
     _one_of(facts, "level", ("position", "image"))
     for name in ("model_digest", "data_digest", "key_digest"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+        check_text(facts[name], name)
     for name in ("confidence", "threshold"):
         _number(facts[name], name)
     for name in ("samples", "images", "detectors"):
@@ -124,7 +128,8 @@ def check_public_certificate(facts: Mapping[str, Any]) -> None:
 
 def check_row(facts: Mapping[str, Any]) -> None:
     """The types of an attack's row; what is not there has its default."""
-    for name in ("attack", "group", "kind", "needs", "note", "identity"):
+    _one_of(facts, "needs", _NEEDS)
+    for name in ("attack", "group", "kind", "note", "identity"):
         _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
     strength = facts["strength"]
     if not isinstance(strength, str):
@@ -176,7 +181,8 @@ def _check_conventions(conventions: Mapping[str, Any]) -> None:
         _expect(isinstance(values, list | tuple) and len(values) > 0, f"numbers as {name}", values)
         for value in values:
             _number(value, name)
-    _expect(isinstance(conventions["part"], str), "text as part", conventions["part"])
+    _expect(set(conventions) <= _CONVENTIONS, "known pixel conventions", sorted(set(conventions) - _CONVENTIONS))
+    check_text(conventions["part"], "part")
     _expect(isinstance(conventions.get("normalises", False), bool), "true or false as normalises", "something else")
 
 
@@ -218,7 +224,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def check_text(value: Any, name: str) -> None:
+    """A name, on one line."""
+    _expect(isinstance(value, str) and len(value) <= _LONGEST and value.isprintable(), f"text as {name}", value)
+
+
+def shown(value: object) -> str:
+    """A value for one line of an error, whatever is in it."""
+    text = str(value) if isinstance(value, int | float) or str(value).isprintable() else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _expect(holds: bool, what: str, came: object) -> None:
     if not holds:
-        text = str(came)
-        raise ValueError(f"expected {what}, got {text if len(text) <= 60 else text[:57] + '...'}")
+        raise ValueError(f"expected {what}, got {shown(came)}")

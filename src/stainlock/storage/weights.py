@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
+from stainlock.storage.checks import shown
 from stainlock.storage.files import check_header
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".tar")
@@ -70,7 +72,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         )
     _check_stored(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged files, which get an error
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
             f"{path} is damaged, or holds Python objects beside tensors, which are never loaded: "
@@ -107,9 +111,9 @@ def _check_tensors(state: Mapping[str, Tensor], path: Path) -> None:
     for name, tensor in state.items():
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
         if not plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested:
-            raise FileError(f"expected plain tensors in {path}, got {name} of another kind: save model.state_dict()")
+            raise FileError(f"expected plain tensors in {path}, got {shown(name)} of another kind: save model.state_dict()")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise FileError(f"{path} has {tensor.numel()} elements in {name} and values for fewer: save it contiguous")
+            raise FileError(f"{path} has {tensor.numel()} elements in {shown(name)} and values for fewer: save it contiguous")
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if size > _TIED * path.stat().st_size:
         raise FileError(f"{path} has the same values under many names, {size} bytes in all: expected a model's weights")
@@ -135,7 +139,7 @@ def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
-            raise ModelError(f"{source} has NaN or infinite values in {name} ({bad} of {tensor.numel()}): mend them")
+            raise ModelError(f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them")
 
 
 def _unwrap(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
@@ -200,4 +204,4 @@ def _is_counter(name: str) -> bool:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return ", ".join(map(shown, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")

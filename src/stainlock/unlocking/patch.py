@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.network.object_detectors import Resizing
-from stainlock.storage.images import opened_image
+from stainlock.storage.images import in_mode, opened_image
 from stainlock.unlocking.lock_key import LockKey
 
 _LARGEST_PATCH = 2**22  # pixels: a patch lies in the corner of a model's input
@@ -73,7 +73,7 @@ class Unlock(nn.Module):
     ) -> Unlock:
         """From the client's trigger file, which holds the patch and nothing more: it goes to the top left."""
         with opened_image(path, "a trigger", ("PNG",), _LARGEST_PATCH) as image:
-            array = np.array(image.convert("L" if image.mode == "L" else "RGB"))
+            array = np.array(in_mode(image, "L" if image.mode == "L" else "RGB"))
         levels = torch.from_numpy(array)
         levels = levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1)
         return cls(levels, mean=mean, std=std, bounds=bounds, normalise=normalise)
