@@ -80,7 +80,9 @@ def spoil_json(facts: Any, random: Random) -> Any:
         elif kind == 2 and isinstance(value, list):
             parent[last] = value * random.choice([0, 2, 100])
         elif kind == 3 and isinstance(value, int | float) and not isinstance(value, bool):
-            parent[last] = random.choice([-value, value + 1, value * 1000, str(value), float(value), value * 0])
+            parent[last] = random.choice(
+                [-value, value + 1, value * 1000, str(value), value * 0, value - 0.5 if abs(value) < 1e9 else 0.5]
+            )
         elif kind == 4:
             source: Any = facts
             for name in random.choice(known):
@@ -116,9 +118,12 @@ def spoil_tensors(tensors: dict[str, Tensor], random: Random) -> dict[str, Tenso
         elif kind == 3:
             found[name] = tensor[None] if random.randint(0, 1) else tensor.flatten()
         elif kind == 4 and tensor.numel():
-            odd = [0.0, -1.0, 1e30, float("nan"), float("inf")] if tensor.is_floating_point() else [0, -1, 5, 2**40]
+            if tensor.is_floating_point():
+                odd: list[Any] = [0.0, -1.0, 1e30, float("nan"), float("inf")]
+            else:
+                odd = [0, -1, 5, 2**40] if tensor.dtype.itemsize == 8 else [0, 1]
             tensor = tensor.clone()
-            tensor.view(-1)[random.randrange(tensor.numel())] = random.choice(odd if tensor.dtype.itemsize == 8 or tensor.is_floating_point() else [0, 1])
+            tensor.view(-1)[random.randrange(tensor.numel())] = random.choice(odd)
             found[name] = tensor
         elif kind == 5:
             found[random.choice(["odd", name + ".0", "0.values", "detector.1", "trigger.1", ""])] = tensor.clone()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference
+from stainlock.storage.checks import check_text
 from stainlock.storage.durable import final_name, sync_tree, write_file
 from stainlock.storage.files import is_model, is_state, model_digest, read_json
 from stainlock.storage.staging import new_folder
@@ -225,8 +226,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if missing:
             raise KeyError(sorted(missing)[0])
         for name in ("reference", "part", "digest"):
-            if not isinstance(manifest[name], str):
-                raise TypeError(f"{name} must be text")
+            check_text(manifest[name], name)
         if version == BUNDLE_VERSION and manifest.get("checksum") != _checksum(manifest):
             raise ValueError("it was altered after it was written, its checksum does not match")
         manifest["insertions"] = read_insertions(manifest["insertions"])

@@ -108,12 +108,12 @@ def _check_stored(path: Path) -> None:
 
 def _check_tensors(state: Mapping[str, Tensor], path: Path) -> None:
     """Refuse tensors that are not what a file has room for: repeated without end, sparse, or without values."""
-    for name, tensor in state.items():
+    for name, tensor in ((shown(name), tensor) for name, tensor in state.items()):
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
         if not plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested:
-            raise FileError(f"expected plain tensors in {path}, got {shown(name)} of another kind: save model.state_dict()")
+            raise FileError(f"expected plain tensors in {path}, got {name} of another kind: save model.state_dict()")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise FileError(f"{path} has {tensor.numel()} elements in {shown(name)} and values for fewer: save it contiguous")
+            raise FileError(f"{path} has {tensor.numel()} elements in {name} and values for fewer: save it contiguous")
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if size > _TIED * path.stat().st_size:
         raise FileError(f"{path} has the same values under many names, {size} bytes in all: expected a model's weights")
@@ -139,7 +139,9 @@ def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
-            raise ModelError(f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them")
+            raise ModelError(
+                f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them"
+            )
 
 
 def _unwrap(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
@@ -168,7 +170,7 @@ def _unwrap(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
 def _describe(content: Any) -> str:
     if not isinstance(content, Mapping):
         return type(content).__name__
-    return f"a dict with {_some([str(key) for key in content])}" if content else "an empty dict"
+    return f"a dict with {_some([shown(key) for key in content])}" if content else "an empty dict"
 
 
 def _strip_prefixes(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -181,15 +183,15 @@ def _strip_prefixes(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict
 
 
 def _check_match(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
-    missing = [name for name in own if name not in found and not _is_counter(name)]
-    unexpected = [name for name in found if name not in own and not _is_counter(name)]
+    missing = [shown(name) for name in own if name not in found and not _is_counter(name)]
+    unexpected = [shown(name) for name in found if name not in own and not _is_counter(name)]
     unlike = []
     for name in own.keys() & found.keys():
         expected, came = own[name], found[name]
         if expected.shape != came.shape:
-            unlike.append(f"{name} {tuple(came.shape)} where the model has {tuple(expected.shape)}")
+            unlike.append(f"{shown(name)} {tuple(came.shape)} where the model has {tuple(expected.shape)}")
         elif expected.is_floating_point() and not came.is_floating_point():
-            unlike.append(f"{name} {came.dtype} where the model has {expected.dtype}")
+            unlike.append(f"{shown(name)} {came.dtype} where the model has {expected.dtype}")
     problems = [("missing", missing), ("unexpected", unexpected), ("not matching", sorted(unlike))]
     told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
     if told:
@@ -204,4 +206,4 @@ def _is_counter(name: str) -> bool:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(shown, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
