@@ -14,7 +14,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-exact test-slow demo bench format clean
+.PHONY: help setup test test-exact test-slow fuzz demo bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,10 @@ test-exact: setup ## the tests of exactness, with the kernels of a plain process
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
+# FUZZ_CASES files of each format (default 10000), from seed FUZZ_SEED on; those that do harm are kept in fuzz-found/.
+fuzz: setup ## many wrong files of every format, read with limits of time and memory
+	$(ONE_THREAD) PYTHONPATH=tests:tests/fuzz:benchmarks $(BIN)/python tests/fuzz/run.py
+
 demo: setup ## stain, verify and lock a real ImageNet model; writes demo-output/
 	$(BIN)/stainlock demo --out demo-output
 
@@ -57,5 +61,5 @@ format: setup ## sort imports, fix what can be fixed, format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches, builds and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output fuzz-found
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference
-from stainlock.storage.checks import check_text
+from stainlock.storage.checks import check_text, shown
 from stainlock.storage.durable import final_name, sync_tree, write_file
 from stainlock.storage.files import is_model, is_state, model_digest, read_json
 from stainlock.storage.staging import new_folder
@@ -33,6 +33,7 @@ BUNDLE_VERSION = 3
 WEIGHTS, MANIFEST = "model.safetensors", "stainlock.json"
 _CONVENTIONS = ("input_shape", "mean", "std", "bounds")
 _FIELDS = {"version", "reference", *_CONVENTIONS, "part", "insertions", "digest"}
+_MOST_CHANNELS = 4096  # mean and std have one number each
 _MOST_INPUTS = 2**26  # numbers of one input: 256 MB
 
 Architecture = str | nn.Module | Target
@@ -201,6 +202,9 @@ def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = {name: tuple(manifest[name]) for name in _CONVENTIONS}
         for name, values in facts.items():
+            most = 3 if name == "input_shape" else _MOST_CHANNELS
+            if len(values) > most:
+                raise ValueError(f"expected at most {most} numbers as {name}")
             if not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values):
                 raise ValueError(f"expected finite numbers as {name}")
         if not all(isinstance(n, int) for n in facts["input_shape"]) or math.prod(facts["input_shape"]) > _MOST_INPUTS:
@@ -219,7 +223,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise KeyError("format")
         version = manifest["version"]
         if not isinstance(version, int) or not 1 <= version <= BUNDLE_VERSION:
-            raise FileError(f"{path} has bundle version {version}, this program reads up to {BUNDLE_VERSION}")
+            raise FileError(f"{path} has bundle version {shown(version)}, this program reads up to {BUNDLE_VERSION}")
         if version == 1:  # before there were blocks to put in
             manifest |= {"insertions": []}
         missing = _FIELDS - set(manifest)

@@ -17,7 +17,7 @@ from torch import Tensor
 _KINDS = ("stain", "lock")
 _NEEDS = ("nothing", "images", "labels")
 _CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
-_LONGEST = 300  # characters of a name
+_LONGEST, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
 _SITE_KINDS = ("linear", "convolution", "transposed")
 _REDUCTIONS = ("position", "mean", "maximum")
 _FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
@@ -130,27 +130,40 @@ def check_row(facts: Mapping[str, Any]) -> None:
     """The types of an attack's row; what is not there has its default."""
     _one_of(facts, "needs", _NEEDS)
     for name in ("attack", "group", "kind", "note", "identity"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
-    strength = facts["strength"]
-    if not isinstance(strength, str):
-        _number(strength, "strength")
-    _expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
+        _line(facts[name], name)
     for name in ("verdict", "metric", "picture"):
-        _expect(facts[name] is None or isinstance(facts[name], str), f"text as {name}", facts[name])
-    for name in ("p_value", "log10_p_value", "trigger_response", "performance", "unlocked"):
+        if facts[name] is not None:
+            _line(facts[name], name)
+    if isinstance(facts["strength"], str):
+        _line(facts["strength"], "strength")
+    else:
+        _number(facts["strength"], "strength")
+    _expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
+    for name in ("trigger_response", "performance", "unlocked"):
         if facts[name] is not None:
             _number(facts[name], name)
+    _chance(facts, "")
     _number(facts["seconds"], "seconds")
     _whole(facts["images"], "images", 0)
-    figures = _object(facts, "figures")
-    _numbers({name: 0.0 if value is None else value for name, value in figures.items()}, "figures")
+    for name, value in _object(facts, "figures").items():
+        _line(name, "a figure's name")
+        if value is not None:
+            _number(value, f"figures.{shown(name)}")
     for name, found in _object(facts, "by").items():
-        _expect(isinstance(found, dict), f"an object as by.{name}", found)
-        for part in ("p_value", "log10_p_value"):
-            if found[part] is not None:
-                _number(found[part], f"by.{name}.{part}")
+        _line(name, "a verification's name")
+        _expect(isinstance(found, dict), f"an object as by.{shown(name)}", found)
+        _chance(found, f"by.{shown(name)}.")
         for part in ("verdict", "note"):
-            _expect(found[part] is None or isinstance(found[part], str), f"text as by.{name}.{part}", found[part])
+            if found[part] is not None:
+                _line(found[part], f"by.{shown(name)}.{part}")
+
+
+def _chance(facts: Mapping[str, Any], where: str) -> None:
+    """A p-value and its logarithm, or neither."""
+    both = facts["p_value"], facts["log10_p_value"]
+    if both != (None, None):
+        for name, value in zip(("p_value", "log10_p_value"), both, strict=True):
+            _number(value, f"{where}{name}")
 
 
 def _check_assumptions(facts: Mapping[str, Any]) -> None:
@@ -227,6 +240,12 @@ def _is_number(value: Any) -> bool:
 def check_text(value: Any, name: str) -> None:
     """A name, on one line."""
     _expect(isinstance(value, str) and len(value) <= _LONGEST and value.isprintable(), f"text as {name}", value)
+
+
+def _line(value: Any, name: str) -> None:
+    """Text that can be written down again, of a length that people read."""
+    sensible = isinstance(value, str) and len(value) <= _LONGEST_NOTE and not re.search("[\ud800-\udfff]", value)
+    _expect(sensible, f"text as {name}", value)
 
 
 def shown(value: object) -> str:

@@ -16,6 +16,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
+from stainlock.storage.checks import shown
 
 Digests = dict[str, bytes]
 MOST_TENSORS = 100_000
@@ -61,16 +62,16 @@ def unpack(
         tensors = load_tensors(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise FileError(
-            f"{path} is not a stainlock {kind} file, or is truncated: expected safetensors ({error})"
+            f"{path} is not a stainlock {kind} file, or is truncated: expected safetensors ({shown(str(error))})"
         ) from error
     found = metadata.get("format")
     if found != f"stainlock-{kind}":
-        raise FileError(f"{path} is not a stainlock {kind} file: its format is {found or 'not given'}")
+        raise FileError(f"{path} is not a stainlock {kind} file: its format is {shown(found or 'not given')}")
     known: dict[str | None, Upgrade | None] = {str(version): None}
     known |= {str(older): upgrade for older, upgrade in (upgrades or {}).items()}
     if metadata.get("version") not in known:
         raise FileError(
-            f"{path} has {kind} format version {metadata.get('version')}, this program reads {version}:"
+            f"{path} has {kind} format version {shown(metadata.get('version'))}, this program reads {version}:"
             " update stainlock"
         )
     checksum = metadata.pop("checksum", None)
@@ -83,7 +84,7 @@ def unpack(
             raise TypeError(f"expected an object as facts, at most {_DEEPEST} deep")
         return facts if upgrade is None else upgrade(facts), tensors
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not a complete {kind} file: {error}") from error
+        raise FileError(f"{path} is not a complete {kind} file: {shown(str(error))}") from error
 
 
 def check_header(path: Path) -> None:
@@ -257,8 +258,8 @@ def read_record(
         facts = {**known[facts["version"]], **facts}
     elif facts.get("version") != version:
         raise FileError(
-            f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
+            f"{path} has {what} version {shown(facts.get('version'))}, this program reads {version}: update stainlock"
         )
     if wrong := sorted(set(fields).symmetric_difference(facts)):
-        raise FileError(f"{path} is not a complete {what}: {wrong[0]} is missing or unknown")
+        raise FileError(f"{path} is not a complete {what}: {shown(wrong[0])} is missing or unknown")
     return facts

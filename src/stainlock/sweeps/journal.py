@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from stainlock.errors import FileError
+from stainlock.storage.checks import shown
 from stainlock.storage.durable import claim, make_folder, sync_folder
 
 UNITS = "units.jsonl"
@@ -78,7 +79,7 @@ def _checksum(facts: Mapping[str, Any]) -> str:
 
 
 def damaged(path: Path, number: int, what: str, why: object) -> FileError:
-    return FileError(f"{path} line {number} is not {what} ({why}): remove it, or the file")
+    return FileError(f"{path} line {number} is not {what} ({' '.join(str(why).split())[:200]}): remove it, or the file")
 
 
 def _parsed(path: Path, number: int, line: bytes, what: str) -> dict[str, Any]:
@@ -145,13 +146,13 @@ class Journal:
             raise FileError(f"{self.path} is not a journal of stainlock: choose another folder")
         if first.get("version") not in (1, VERSION):
             raise FileError(
-                f"{self.path} has version {first.get('version')}, this program reads {VERSION}: update stainlock"
+                f"{self.path} has version {shown(first.get('version'))}, this program reads {VERSION}: update stainlock"
             )
         theirs = first["identity"]
         for name in [*self.identity, *theirs]:
             if theirs.get(name) != self.identity.get(name):
                 raise FileError(
-                    f"{folder} has results of another sweep ({name} was {_short(theirs.get(name))}, is"
+                    f"{folder} has results of another sweep ({shown(name)} was {_short(theirs.get(name))}, is"
                     f" {_short(self.identity.get(name))}): choose another folder, or remove it"
                 )
 
