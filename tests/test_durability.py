@@ -35,7 +35,10 @@ BASE = dataclasses.replace(models.mlp(), reference="nets.py:make")
 
 
 class Disk:
-    """What a power cut would leave: contents as of a file's last fsync, names as of its folder's."""
+    """What a power cut would leave: contents as of a file's last fsync, names as of its folder's.
+
+    As in file systems with a journal, a rename between two folders is one step: flushing either shows it in both.
+    """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -68,6 +71,10 @@ class Disk:
             self.folders.add(inode)
             entries = list(os.scandir(path))
             self.names[inode] = {entry.name: entry.inode() for entry in entries}
+            for other, known in self.names.items():  # a rename is one step: gone there is here
+                if other != inode:
+                    moved = {entry.inode() for entry in entries}
+                    self.names[other] = {name: inner for name, inner in known.items() if inner not in moved}
             self.folders |= {entry.inode() for entry in entries if entry.is_dir(follow_symlinks=False)}
         else:
             self.contents[inode] = path.read_bytes()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
-from stainlock.storage.checks import check_writes
+from stainlock.storage.checks import check_writes, shown
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
@@ -201,7 +201,9 @@ class Plan:
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} is not a complete delta: {error}") from error
         if not isinstance(plan.base, str):
-            raise FileError(f"{path} does not say which model it is for: expected its digest as base, got {plan.base}")
+            raise FileError(
+                f"{path} does not say which model it is for: expected its digest as base, got {shown(plan.base)}"
+            )
         return plan
 
     def check_base(self, model: nn.Module) -> None:

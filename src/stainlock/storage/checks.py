@@ -103,6 +103,8 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
     )
     _check_assumptions(facts)
     curve = _object(facts, "curve")
+    known = {"threshold", "exceedances", *facts["bounds"]}
+    _expect(set(curve) == known, f"a curve of {len(known)} bounds and counts", f"{len(curve)}")
     for name in ("threshold", "exceedances", *facts["bounds"]):
         _expect(isinstance(curve[name], list) and len(curve[name]) == len(curve["threshold"]) <= 10_000,
                 f"as many numbers as thresholds as curve.{name}", "others")  # fmt: skip
@@ -184,6 +186,7 @@ def _object(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _numbers(values: Any, name: str) -> None:
     _expect(isinstance(values, dict), f"an object as {name}", values)
     for part, value in values.items():
+        check_text(part, f"a name in {name}")
         _number(value, f"{name}.{part}")
 
 

@@ -48,16 +48,22 @@ class Staging:
                 raise FileError(f"{one} is given for two outputs: choose different paths")
             if other.is_relative_to(one):
                 raise FileError(f"{other} would lie within {one}: keep secrets and bundles apart")
-        for path in paths:
-            if not _folder(path).exists():  # what an interrupted run left may have to be completed first
+        if not any(_folder(path).exists() for path in paths):  # else an interrupted run is completed or cleared first
+            for path in paths:
                 refuse_existing(path)
 
     def __enter__(self) -> Staging:
         try:
+            finished: list[Path] = []
             for path in self._paths:
                 with writing(path):
-                    self._claim(path)
+                    finished += self._claim(path)
             for path in self._paths:
+                if path in finished:
+                    raise FileError(
+                        f"{path} exists already: a run that was interrupted had made it, and was completed now; choose"
+                        " another path or remove it"
+                    )
                 refuse_existing(path)
         except BaseException as error:
             self.__exit__(type(error))
@@ -102,8 +108,8 @@ class Staging:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             raise
 
-    def _claim(self, path: Path) -> None:
-        """Have the staging folder for this run alone, empty."""
+    def _claim(self, path: Path) -> list[Path]:
+        """Have the staging folder for this run alone, empty; the outputs of an earlier run that this completed."""
         folder, descriptor = _folder(path), None
         for _ in range(_ATTEMPTS):
             self._made += make_folder(path.parent)
@@ -129,11 +135,7 @@ class Staging:
         finished = _finish(folder)
         for left in folder.iterdir():
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-        if path in finished:
-            raise FileError(
-                f"{path} exists already: a run that was interrupted had made it, and was completed now; choose another"
-                " path or remove it"
-            )
+        return finished
 
 
 @contextmanager
