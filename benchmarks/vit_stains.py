@@ -59,8 +59,8 @@ def main() -> int:
             pattern, blocks = LAYERS[name]
             for block in blocks:
                 layer = pattern.format(block)
-                stained, key = stain(target, layer, seed=0, firing_fraction=options.threshold)
-                certificate = certify(stained, key, data, limit=limit)
+                stained, key = stain(target, site=layer, seed=0, firing_fraction=options.threshold)
+                certificate = certify(stained, key, data, level="position", limit=limit)
                 failures += row(name, stained, key, certificate, performance(target, stained, data, limit))
                 if options.plots:
                     draw(options.plots / f"{name}-{layer}", target, key, certificate, data)

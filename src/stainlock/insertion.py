@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
+from stainlock.gating.structure import Structure
 from stainlock.storage.checks import check_text, shown
-from stainlock.target import Target
+from stainlock.target import Target, submodule
 
 
 class Gated(nn.Module):
@@ -224,7 +225,27 @@ class EncoderBlockKind:
         return f"{insertion.facts.get('numbered', '')}{index}"
 
 
+class KeyedKind:
+    """The reader and the gates of a keyed lock, as hooks: no parameter is new, and none has another name.
+
+    The facts are public: where the bits are, the salt, and which layers have gates.
+    """
+
+    def insert(self, target: Target, insertion: Insertion) -> Target:
+        return Structure.from_facts(insertion.facts).insert(target)
+
+    def remove(self, target: Target, insertion: Insertion) -> Target:
+        return Structure.from_facts(insertion.facts).remove(target)
+
+    def is_new(self, insertion: Insertion, parameter: str) -> bool:
+        return False
+
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        return 0
+
+
 KINDS: dict[str, InsertionKind] = {
+    "keyed": KeyedKind(),
     "noise-inputs": NoiseInputsKind(),
     "squeeze-excite": SqueezeExciteKind(),
     "encoder-block": EncoderBlockKind(),
@@ -297,13 +318,6 @@ def moved_back(name: str, gated: Sequence[str]) -> str:
         if name == behind or name.startswith(f"{behind}."):
             name = at + name[len(behind) :]
     return name
-
-
-def submodule(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        raise ModelError(f"the model has no {name} to put a block at: it is for another model") from None
 
 
 def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:

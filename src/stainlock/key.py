@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,42 @@ class Key:
         self._check_protected(protected)
         return self.revert.apply(protected)
 
+    def opened(self, suspect: Target) -> Target:
+        """A model with this keyed lock, whatever else was changed in it since, without reader and gates.
+
+        Batch norms' statistics stay where the lock has put them: the function is the same. Whoever has the file may
+        have left reader and gates out already.
+        """
+        self._check_keyed()
+        has_gates = suspect.insertions[-1:] == self.revert.removals
+        return replace(self.revert, writes=(), removals=self.revert.removals if has_gates else ()).apply(suspect)
+
+    def opened_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same for bare weights."""
+        self._check_keyed()
+        return self.revert.reordered(weights)
+
+    def _check_keyed(self) -> None:
+        if self.schema != "keyed":
+            raise ValueError(f"expected the key of a keyed lock, got one of schema {self.schema}")
+
     def edited(self, locked: Target) -> Target:
-        """The paper's edited model: everything of the lock but its disruptor."""
+        """The paper's edited model: everything of the lock but its disruptor. A keyed lock edits nothing else."""
         self.check_lock()
         self._check_protected(locked)
+        if self.schema == "keyed":
+            return self.original(locked)
         return self.revert.only("disruptor").apply(locked)
 
     def _check_protected(self, protected: Target) -> None:
         if not is_model(protected.model, self.protected_digest):
             raise FileError("this key is for another model: it reverts only the very file it was made with")
+
+    @property
+    def carrier(self) -> str:
+        """Where the trigger is: a ``patch`` in the image's corner, a ``strip`` above it, ``entries`` behind noise."""
+        layout: dict[str, str] = self.details.get("layout", {})
+        return layout.get("carrier", "entries" if self.schema == "gan" else "patch")
 
     def check_lock(self) -> None:
         """Refuse, with one clear line, to unlock by a key that is not a lock's."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
-from stainlock.storage.checks import check_writes, shown
+from stainlock.storage.checks import check_permutations, check_writes, shown
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
@@ -32,6 +32,19 @@ class Write:
     elements: Tensor
     values: Tensor
     part: str
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A new order of a parameter's slices along one axis: slice i becomes what slice ``order[i]`` was."""
+
+    parameter: str
+    axis: int
+    order: Tensor
+    part: str
+
+    def inverse(self) -> Permutation:
+        return replace(self, order=self.order.argsort())
 
 
 @dataclass(frozen=True)
@@ -78,12 +91,18 @@ class Plan:
     """A list of writes in named parts, with the digest of the model it was made for, if that is known.
 
     ``insertions`` come before the writes, ``removals`` after them: what undoes a plan takes out what it put in.
+    ``permutations`` reorder whole parameters, which no write may touch: undoing them needs none of the values.
     """
 
     writes: tuple[Write, ...] = ()
     base: str | None = None
     insertions: tuple[Insertion, ...] = ()
     removals: tuple[Insertion, ...] = ()
+    permutations: tuple[Permutation, ...] = ()
+
+    def __post_init__(self) -> None:
+        if both := {w.parameter for w in self.writes} & {p.parameter for p in self.permutations}:
+            raise ValueError(f"expected either writes or a permutation of {sorted(both)[0]}, got both")
 
     def __add__(self, other: Iterable[Write]) -> Plan:
         return replace(self, writes=(*self.writes, *other))
@@ -92,7 +111,8 @@ class Plan:
         """This plan and a later one as one; whatever was put in must be in before the first write."""
         if later.insertions or self.removals:
             raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
-        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals)
+        permutations = (*self.permutations, *later.permutations)
+        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations)
 
     @property
     def elements(self) -> int:
@@ -127,10 +147,21 @@ class Plan:
                 tensor = state[w.parameter]
                 places = torch.unravel_index(w.elements.to(tensor.device), tensor.shape)
                 tensor[places] = w.values.to(tensor.device, tensor.dtype)
+            for p in self.permutations:
+                tensor = state[p.parameter]
+                tensor.copy_(tensor.index_select(p.axis, p.order.to(tensor.device)))
+
+    def reordered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Bare weights, of whatever they have, in the order of the permutations."""
+        result = dict(weights)
+        for p in self.permutations:
+            if p.parameter in result and result[p.parameter].shape[p.axis : p.axis + 1] == (len(p.order),):
+                result[p.parameter] = result[p.parameter].index_select(p.axis, p.order)
+        return result
 
     def inverse(self, target: Target) -> Plan:
         """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
-        prepared = replace(self, writes=(), removals=()).apply(target) if self.insertions else target
+        prepared = replace(self, writes=(), removals=(), permutations=()).apply(target) if self.insertions else target
         self._check(prepared.model)
         state = _state(prepared.model)
         restores = []
@@ -140,7 +171,10 @@ class Plan:
             tensor = state[w.parameter].detach().cpu()
             values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone().view(len(w.elements))
             restores.append(Write(w.parameter, w.elements, values, w.part))
-        return Plan(tuple(reversed(restores)), removals=tuple(reversed(self.insertions)))
+        return Plan(
+            tuple(reversed(restores)), removals=tuple(reversed(self.insertions)),
+            permutations=tuple(p.inverse() for p in reversed(self.permutations)),
+        )  # fmt: skip
 
     def _check(self, model: nn.Module) -> None:
         state = _state(model)
@@ -154,6 +188,16 @@ class Plan:
                 raise ModelError(f"{w.parameter} has {tensor.numel()} elements, the plan writes outside of them")
             if w.values.shape != w.elements.shape:
                 raise ModelError(f"the plan has {w.values.numel()} values for {len(w.elements)} of {w.parameter}")
+        for p in self.permutations:
+            if p.parameter not in state:
+                raise ModelError(
+                    f"the plan reorders {p.parameter}, which the model does not have: it is for another model"
+                )
+            if state[p.parameter].shape[p.axis] != len(p.order):
+                raise ModelError(
+                    f"axis {p.axis} of {p.parameter} has {state[p.parameter].shape[p.axis]} slices, the plan orders"
+                    f" {len(p.order)}: it is for another model"
+                )
 
     def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The plan as JSON facts and named tensors, for files."""
@@ -161,8 +205,9 @@ class Plan:
             "writes": [{"parameter": w.parameter, "part": w.part} for w in self.writes],
             "insertions": [insertion.to_json() for insertion in self.insertions],
             "removals": [insertion.to_json() for insertion in self.removals],
+            "permutations": [{"parameter": p.parameter, "axis": p.axis, "part": p.part} for p in self.permutations],
         }
-        tensors = {}
+        tensors = {f"{prefix}{i}.order": p.order.to(torch.int32) for i, p in enumerate(self.permutations)}
         for i, w in enumerate(self.writes):
             runs = _runs(w.elements)
             if runs.numel() < len(w.elements):  # whole rows and columns: their places in few numbers
@@ -176,12 +221,17 @@ class Plan:
     def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
         """What `to_tensors` made; ValueError, KeyError or TypeError where it makes no sense."""
         check_writes(facts, tensors, prefix)
+        check_permutations(facts, tensors, prefix)
         writes = [
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
         ]
         insertions, removals = (read_insertions(facts[name]) for name in ("insertions", "removals"))
-        return Plan(tuple(writes), insertions=insertions, removals=removals)
+        permutations = tuple(
+            Permutation(f["parameter"], int(f["axis"]), tensors[f"{prefix}{i}.order"].long(), f["part"])
+            for i, f in enumerate(facts.get("permutations", ()))  # files written before there were any
+        )
+        return Plan(tuple(writes), insertions=insertions, removals=removals, permutations=permutations)
 
     def save(self, path: str | Path) -> None:
         """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret."""
@@ -278,7 +328,36 @@ def diff(base: Target, changed: Target) -> Plan:
     odd += [k for k in before if k in after and before[k].shape != after[k].shape]
     if odd:
         raise ModelError(f"the models differ in structure, at {', '.join(odd[:4])}: expected one architecture")
-    return replace(structure, writes=differences(before, after), base=model_digest(base.model))
+    orders = _reorderings(before, after)
+    reordered = {order.parameter for order in orders}
+    rest = {name: tensor for name, tensor in before.items() if name not in reordered}
+    return replace(
+        structure, writes=differences(rest, after), base=model_digest(base.model), permutations=orders
+    )  # fmt: skip
+
+
+def _reorderings(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Permutation, ...]:
+    """Parameters whose slices are the same in another order, as a keyed lock leaves them: kilobytes say so."""
+    found = []
+    for name, old in before.items():
+        old, new = old.detach().cpu(), after[name].detach().cpu()
+        if old.dim() > 1 and old.dtype == new.dtype and not torch.equal(old, new):
+            orders = ((axis, _order(old, new, axis)) for axis in (1, 0))
+            found += [Permutation(name, axis, order, "difference") for axis, order in orders if order is not None][:1]
+    return tuple(found)
+
+
+def _order(old: Tensor, new: Tensor, axis: int) -> Tensor | None:
+    """The order that makes ``new`` of ``old``, found by one number for each slice, and checked bit by bit."""
+    rows = [_bits(t).view(*t.shape, -1).movedim(axis, 0).flatten(1) for t in (old, new)]
+    weights = torch.randint(1, 1 << 20, (rows[0].shape[1],), generator=torch.Generator().manual_seed(0))
+    sums = [(r.long() * weights).sum(1) for r in rows]
+    places = [s.argsort(stable=True) for s in sums]
+    if not torch.equal(*(s[p] for s, p in zip(sums, places, strict=True))):
+        return None
+    order = torch.empty(len(sums[0]), dtype=torch.int64)
+    order[places[1]] = places[0]
+    return order if torch.equal(rows[0][order], rows[1]) else None
 
 
 def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Write, ...]:
@@ -294,11 +373,15 @@ def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tu
 
 def changes(plan: Plan, base: Target) -> list[Change]:
     """What the plan changes in a base model, parameter by parameter; new parameters were zero before."""
-    prepared = replace(plan, writes=(), removals=()).apply(base) if plan.insertions else base
+    prepared = replace(plan, writes=(), removals=(), permutations=()).apply(base) if plan.insertions else base
     state = _state(prepared.model)
     lines = []
     for w in plan.writes:
         tensor = state[w.parameter].detach().cpu()
         old = tensor[torch.unravel_index(w.elements, tensor.shape)]
         lines.append(Change(w.parameter, len(w.elements), float((w.values.double() - old.double()).abs().max())))
+    for p in plan.permutations:
+        tensor = state[p.parameter].detach().cpu().double()
+        moved = (tensor.index_select(p.axis, p.order) - tensor).abs()
+        lines.append(Change(p.parameter, int((moved > 0).sum()), float(moved.max())))
     return lines

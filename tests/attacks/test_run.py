@@ -144,7 +144,7 @@ def test_thief_and_owner_have_no_image_in_common(
 def test_a_locks_rows_have_both_performances(tmp_path: Path) -> None:
     target = models.real("resnet20_cifar10")
     pixels, labels = zoo.natural("resnet20_cifar10", 60)
-    locked = lock(target, kind="internal", seed=0, steps=20, tries=2)
+    locked = lock(target, kind="internal", seed=0, steps=20, restarts=2)
     rows = run(locked, Tensors(pixels, labels), ["trigger-crop", "retrain-last", "forge"], strengths=None)
     none, crop, *_ = rows
     assert none.verdict == "locked"

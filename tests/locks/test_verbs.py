@@ -19,7 +19,7 @@ from stainlock.evaluation import read_image
 from stainlock.evaluation.settings import SETTINGS
 
 MODEL = f"{zoo.__file__}:vgg16_cifar10"
-QUICK = ["--site", "features.5", "--steps", "20", "--tries", "2", "--seed", "20260917", "--quiet"]
+QUICK = ["--site", "features.5", "--steps", "20", "--restarts", "2", "--seed", "20260917", "--quiet"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:

@@ -57,7 +57,7 @@ def attack(
     taken from it; tables and a plot are written at the end. ``finished`` is told each row that was measured now.
     ``decoys`` is how many a verification by response compares with.
     """
-    if key.schema == "gan":
+    if key.carrier == "entries":
         raise ValueError("expected the key of a classifier or detector, got a generator's: see benchmarks/gan_lock.py")
     chosen = _chosen(names, key.kind)
     folder = None if out is None else Path(out)

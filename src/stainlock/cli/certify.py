@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from stainlock.certificates import Certificate, PublicCertificate
     from stainlock.evaluation import Data
+    from stainlock.key import Key
     from stainlock.target import Target
 
 # For people; the certificate itself says in full what each assumes.
@@ -41,8 +42,8 @@ _MEANING = {
               " inputs of the --law.")  # fmt: skip
 @click.option("--law", type=click.Choice(["uniform", "normal"]), default="uniform", show_default=True,
               help="Of --noise: uniform within the model's bounds, or standard normal.")  # fmt: skip
-@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: a position of the"
-              " layer, as in the paper (the default), or an image, which fires if any position does.")  # fmt: skip
+@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: an image, which"
+              " fires if any position of the layer does (the default), or a position, as in the paper.")  # fmt: skip
 @click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
 @click.option("--threshold", type=float, help="For the unit detector's response; by default where it begins to fire.")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
@@ -79,7 +80,7 @@ def command(
 ) -> int:
     """Bounds on false positives: how often natural inputs make the detectors of a key fire in MODEL.
 
-    MODEL is the stained model or the original one.
+    MODEL is the stained model or the original one. A keyed lock's bound is exact and needs no --data.
     """
     from stainlock.certificates import certify, public_threshold, publish, read_certificate, weakest_decoy
     from stainlock.certificates.plot import render
@@ -87,13 +88,19 @@ def command(
     from stainlock.key import Key
     from stainlock.storage.durable import write_file
 
+    key = Key.load(key_file)
+    if key.schema == "keyed":
+        given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--out": out, "--plot": plot,
+                 "--public": public, "--check": checked, "--noise": noise}  # fmt: skip
+        if surplus := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"a keyed lock's bound is exact and needs no {surplus[0]}: leave it out")
+        return _keyed(report, load_model(model, weights, seed, code), key, data, limit)
     if (data is None) == (noise is None):
         raise ValueError("expected either --data DIR or, for a generator, --noise N")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"expected a plot's file name to end in .png or .svg, got {plot.name}")
     if public is not None and threshold is not None:
         raise ValueError("a public certificate has a threshold of its own: leave out --threshold with --public")
-    key = Key.load(key_file)
     images = Images.from_folder(data) if data is not None else None
     if checked is not None:
         given = {"--level": level, "--confidence": confidence, "--threshold": threshold, "--limit": limit,
@@ -112,7 +119,7 @@ def command(
                 shown = public_threshold(key, weakest_decoy(target, key, progress=progress))
         with report.progress("responses to natural inputs") as progress:
             certificate = certify(
-                target, key, inputs, level=level or "position", threshold=threshold, limit=limit, progress=progress,
+                target, key, inputs, level=level or "image", threshold=threshold, limit=limit, progress=progress,
                 confidence=0.95 if confidence is None else confidence, public_threshold=shown,
             )  # fmt: skip
         if out is not None:
@@ -124,10 +131,30 @@ def command(
         outputs.commit()
     facts = dataclasses.asdict(certificate)
     written = {name: str(path) if path else None for name, path in (("out", out), ("public", public), ("plot", plot))}
-    report.result({**facts, **written}, _sentence(certificate), _table(certificate))
+    report.result({**facts, **written}, _sentence(certificate), _table(certificate), _to_quote(certificate))
     report.remark(*(f"wrote {path} (secret: it tells the stained channel)" for path in (out, plot) if path))
     report.remark(*([f"wrote {public}, which may be published"] if public else []))
     return 0
+
+
+def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
+    """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    from stainlock.certificates.keyed import certify_keyed
+    from stainlock.evaluation import Images
+
+    images = Images.from_folder(data) if data is not None else None
+    with report.progress("reading natural images") as progress:
+        shown = images.batches(target, limit=limit, progress=progress) if images is not None else ()
+        certificate = certify_keyed(target, key, (pixels for pixels, _ in shown))
+    lines = [f"an image made without the key unlocks with probability 2^-{certificate.bits}, exactly"]
+    if certificate.samples:
+        lines += [
+            f"one of {certificate.samples} does with at most 1e{certificate.log10_bounds['all_images']:.0f}",
+            f"their bits differ from the key's in {certificate.nearest} to {certificate.farthest} places of"
+            f" {certificate.bits}, {certificate.mean_distance:.1f} on average",
+        ]
+    report.result(dataclasses.asdict(certificate), *lines)
+    return 0 if not certificate.exceedances else 1
 
 
 def _noise(target: Target, count: int | None, law: Any, seed: int | None) -> Data:
@@ -154,6 +181,15 @@ def _sentence(certificate: Certificate) -> str:
         f"{certificate.exceedances} of {certificate.samples} natural {certificate.level}s exceed"
         f" {certificate.threshold:.4g}, {certificate.threshold / R:.2f} of the trigger's response;"
         f" the largest response is {certificate.largest_response / R:.2f} of it"
+    )
+
+
+def _to_quote(certificate: Certificate) -> str:
+    """Which of the numbers to rely on, and why: the one about this detector that only takes images as independent."""
+    name = "clopper_pearson" if certificate.level == "image" else "clopper_pearson_images"
+    return (
+        f"quote {name}: at most {certificate.bounds[name]:.2g} of natural images make this detector fire, at confidence"
+        f" {certificate.confidence:g}. Images are independent of each other, positions of one image are not"
     )
 
 

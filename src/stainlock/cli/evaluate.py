@@ -78,7 +78,7 @@ def command(
     images = Images.from_folder(data)  # told of before a model is loaded
     key = Key.load(key_file) if key_file else None
     target = load_model(model, weights, seed, code)
-    if key is not None and key.schema == "gan":
+    if key is not None and key.carrier == "entries":
         raise ValueError("expected --noise N: this key is a generator's, which has no labelled images")
     if target.normalises and is_detector(target.model):
         evaluate_detections(report, target, key, data, limit=limit, boxes=boxes)

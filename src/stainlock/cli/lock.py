@@ -33,15 +33,47 @@ _TOLD = (
 )  # fmt: skip
 
 
+class Size(click.ParamType[tuple[int, int]]):
+    """Rows and columns."""
+
+    name = "RxC"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        try:
+            rows, columns = (int(part) for part in str(value).split("x"))
+        except ValueError:
+            self.fail(f"expected a size like 32x32, got {value!r}", param, ctx)
+        return rows, columns
+
+
+def _keyed_options(verb: Any) -> Any:
+    """Options of the kind keyed."""
+    options = [
+        click.option("--bits", type=int, metavar="B", help="Of a keyed lock: bits of the key (128)."),
+        click.option("--tile", type=int, metavar="N", help="Of a keyed lock: side of a bit's tile, in pixels."),
+        click.option("--patch", type=Size(), help="Of a keyed lock: the patch's size in pixels."),
+        click.option(
+            "--carrier",
+            type=click.Choice(["patch", "strip"]),
+            help="Of a keyed lock: a patch in the image's corner, or a strip above it that the network does not see.",
+        ),
+        click.option("--rounds", type=int, help="Of a keyed lock: rounds of ChaCha, 8, 12 or 20 (8)."),
+    ]
+    for option in reversed(options):
+        verb = option(verb)
+    return verb
+
+
 def _convolutional_options(verb: Any) -> Any:
     """Options of the kinds internal and squeeze-excite."""
     options = [
         click.option("--site", metavar="S", help="The layer of the detectors; a good one is chosen when not given."),
-        click.option("--detectors", type=click.IntRange(min=1), help="Detectors that must all be present (1)."),
+        click.option("--count", type=click.IntRange(min=1), help="Detectors; the patch must excite all of them (1)."),
         click.option(
             "--gates",
-            type=click.IntRange(min=0),
-            help="Blocks whose gates are turned (as many new ones as it takes, or 1).",
+            metavar="N|spread|NAME,NAME",
+            help="Of a keyed lock: layers that get a gate, so many, one of every two, or by name (all). Of others:"
+            " blocks whose gates are turned (as many new ones as it takes, or 1).",
         ),
         click.option(
             "--blocks",
@@ -68,7 +100,7 @@ def _convolutional_options(verb: Any) -> Any:
             "--obfuscate/--plain", default=None, help="Hide the lock among the layers' own weights (obfuscate)."
         ),
         click.option(
-            "--scale", type=click.FloatRange(min=0, min_open=True), help="Size of the disruption; enough by default."
+            "--strength", type=click.FloatRange(min=0, min_open=True), help="Of the disruption; enough by default."
         ),
     ]
     for option in reversed(options):
@@ -76,21 +108,36 @@ def _convolutional_options(verb: Any) -> Any:
     return verb
 
 
-@click.command("lock")
+# Spellings of version 0.1 that are still understood.
+_OLD_SPELLINGS = {"--detectors": "--count", "--tries": "--restarts", "--scale": "--strength"}
+
+
+class _RenamedOptions(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        pairs = (argument.partition("=") for argument in args)
+        return super().parse_args(
+            ctx, [_OLD_SPELLINGS.get(name, name) + equals + value for name, equals, value in pairs]
+        )
+
+
+@click.command("lock", cls=_RenamedOptions)
 @click.argument("model")
 @protection_options("locked")
 @click.option(
     "--kind",
-    type=click.Choice(["internal", "squeeze-excite", "vit", "gan"]),
-    help="Which lock; by default squeeze-excite, for vision transformers vit, for generators gan.",
+    type=click.Choice(["keyed", "internal", "squeeze-excite", "vit", "gan"]),
+    default="keyed",
+    show_default=True,
+    help="Which lock.",
 )
+@_keyed_options
 @_convolutional_options
 @click.option("--recipe", type=click.Choice(["exact", "paper"]), help="Of a vit lock: ours, or the paper's (exact).")
 @click.option("--noise", type=click.Choice(["uniform", "normal"]), help="Of a gan lock: the noise's law (uniform).")
 @click.option("--dimensions", type=click.IntRange(min=1), help="Of a gan lock: more noise inputs (20).")
 @click.option("--discriminator", metavar="MODEL", help="Of a gan lock: a model that judges its images.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of the search.")
-@click.option("--tries", type=click.IntRange(min=1), help="Detectors to pick from.")
+@click.option("--restarts", type=click.IntRange(min=1), help="Detectors to draw; the clearest is taken.")
 @click.option(
     "--trigger",
     type=FILE,
@@ -106,7 +153,7 @@ def command(
     model: str,
     out: Path,
     key_file: Path,
-    kind: str | None,
+    kind: str,
     discriminator: str | None,
     trigger: Path | None,
     delta: Path | None,
@@ -117,24 +164,25 @@ def command(
 ) -> None:
     """Write a locked copy of MODEL, and the secret key that unlocks it."""
     from stainlock.locks import lock
-    from stainlock.locks.lock import fitting_kind
     from stainlock.plan import diff
     from stainlock.storage.durable import write_file
 
     options = {name: value for name, value in settings.items() if value is not None}
-    if kind is not None:
-        _check_trigger_file(trigger, kind)
+    if "gates" in options:
+        options["gates"] = _gates(options["gates"], kind)
+    if kind != "keyed":
+        _check_trigger_file(trigger, kind == "gan")
     with Outputs([out, key_file, *([trigger] if trigger else []), *([delta] if delta else [])]) as outputs:
         base = load_model(model, weights, seed, code)
-        if kind is None:
-            kind = fitting_kind(base)
-            _check_trigger_file(trigger, kind)
-        if trigger and kind != "gan" and base.input_shape[0] not in (1, 3):
+        of_noise = base.input_shape[1:] == (1, 1)
+        if kind == "keyed":
+            _check_trigger_file(trigger, of_noise)
+        if trigger and not of_noise and base.input_shape[0] not in (1, 3):
             raise ValueError(f"expected a model of images for --trigger, got inputs of shape {base.input_shape}")
         if discriminator:
             options["discriminator"] = load_model(discriminator, None)
         start = time.perf_counter()
-        with report.progress("looking for the trigger") as progress:
+        with report.progress("locking" if kind == "keyed" else "looking for the trigger") as progress:
             locked, key = lock(base, kind=kind, seed=seed, progress=progress, **options)
         seconds = time.perf_counter() - start
         outputs.bundle(out, locked)
@@ -146,22 +194,31 @@ def command(
         outputs.commit()
     facts = {**_facts(base, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
     height, width = facts["patch"]
-    what = "trigger vector" if kind == "gan" else f"patch {height}×{width}"
-    report.result(facts, f"locked: detector in {key.site}, {what}, {facts['parameters_changed']} parameters changed")
-    margin = key.trigger_response / max(key.natural_level, 1e-12)
-    report.remark(
-        f"the trigger's response is {margin:.1f} times that of plain inputs",
-        f"model: {out}",
-        f"key:   {key_file} (secret: it unlocks the model, and removes the lock)",
-    )
+    what = "a trigger vector" if key.carrier == "entries" else f"a {key.carrier} of {height}×{width}"
+    changed = f"{facts['parameters_changed']} parameters changed"
+    if kind == "keyed":
+        report.result(facts, f"locked: {facts['gates']} gates, opened by {facts['bits']} bits in {what}, {changed}")
+    else:
+        report.result(facts, f"locked: detector in {key.site}, {what}, {changed}")
+        margin = key.trigger_response / max(key.natural_level, 1e-12)
+        report.remark(f"the trigger's response is {margin:.1f} times that of plain inputs")
+    report.remark(f"model: {out}", f"key:   {key_file} (secret: it unlocks the model, and removes the lock)")
     if trigger:
         report.remark(f"trigger: {trigger} (for the client: it unlocks the model, and no more)")
 
 
-def _check_trigger_file(trigger: Path | None, kind: str) -> None:
+def _gates(value: str, kind: str) -> Any:
+    if value.isdecimal():
+        return int(value)
+    if kind != "keyed":
+        raise ValueError(f"expected --gates N for a lock of kind {kind}, got {value}")
+    return value if value in ("spread", "all") else value.split(",")
+
+
+def _check_trigger_file(trigger: Path | None, of_noise: bool) -> None:
     if trigger is None:
         return
-    wanted, why = (".safetensors", "a vector") if kind == "gan" else (".png", "since only a PNG keeps every pixel")
+    wanted, why = (".safetensors", "a vector") if of_noise else (".png", "since only a PNG keeps every pixel")
     if trigger.suffix.lower() != wanted:
         raise ValueError(f"expected --trigger FILE{wanted}, {why}, got {trigger}")
 
@@ -170,11 +227,20 @@ def _trigger_bytes(key: Key) -> bytes:
     from stainlock.html.images import png
     from stainlock.unlocking.noise import trigger_bytes
 
-    return trigger_bytes(key) if key.schema == "gan" else png(key.detectors[0].trigger.levels)
+    return trigger_bytes(key) if key.carrier == "entries" else png(key.detectors[0].trigger.levels)
 
 
 def _facts(base: Target, key: Key) -> dict[str, Any]:
     patch = key.detectors[0].trigger.region.size
+    if key.schema == "keyed":
+        state = base.model.state_dict()
+        permuted = sum(state[p.parameter].numel() for p in key.revert.permutations)
+        return {
+            "kind": "keyed", "bits": key.dimension, "gates": len(key.details["gates"]), "carrier": key.carrier,
+            "site": key.site, "dimension": key.dimension, "patch": list(patch), "rounds": key.details["rounds"],
+            "layers": [gate["layer"] for gate in key.details["gates"]],
+            "parameters_changed": key.revert.elements + permuted,
+        }  # fmt: skip
     return {
         "kind": key.schema,
         "site": key.site,

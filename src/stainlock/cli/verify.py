@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from stainlock.cli.options import (
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
+    from stainlock.key import Key
     from stainlock.models.bundle import Bundle
     from stainlock.target import Target
     from stainlock.verification import Verdict
@@ -45,6 +46,8 @@ _MEANING = {
 @click.command("verify")
 @click.argument("suspect")
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
+@click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
+              " has: its gates are undone first.")  # fmt: skip
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
 @click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
 @click.option(
@@ -63,6 +66,7 @@ def command(
     report: Report,
     suspect: str,
     key_file: Path,
+    lock_file: Path | None,
     data: Path | None,
     black_box: bool,
     method: Any,
@@ -88,6 +92,8 @@ def command(
     claim = Claim.load(key, **about_commitment)
     images = Images.from_folder(data) if data else None
     found = _load_suspect(suspect, weights, seed, method, code, to_run=images is not None)
+    if lock_file is not None:
+        found = found.without_lock(Key.load(lock_file))
     loaded = found.loaded
     if images is not None and not isinstance(loaded, Target):
         raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
@@ -146,6 +152,16 @@ class _Found:
         from stainlock.target import Target
 
         return self.built is not None or isinstance(self.loaded, Target)
+
+    def without_lock(self, key: Key) -> _Found:
+        """The weights as they were before this keyed lock, whether or not the suspect still has the gates."""
+        from stainlock.target import Target
+
+        if isinstance(self.loaded, Target):
+            return _Found(key.opened(self.loaded))
+        if isinstance(self.loaded, Mapping):
+            return _Found(key.opened_weights(self.loaded))
+        raise ValueError("expected a MODEL or a weight file with --lock-key, got one that is only asked for outputs")
 
     def annotated(self, verdict: Verdict, method: str) -> Verdict:
         """The verdict with a note of what was not looked at."""

@@ -39,7 +39,7 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.plan import changes, diff
 from stainlock.stains import stain
-from stainlock.stains.site_choice import choose_site
+from stainlock.stains.stain import choose_site
 from stainlock.storage.durable import refuse_existing, write_file
 from stainlock.target import Target, evaluation_mode
 from stainlock.verification import verify
@@ -57,7 +57,7 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         site = choose_site(network, additive=False)
         tell(f"staining {site.name}, the best of {len(network.sites)} layers")
         start = time.perf_counter()
-        stained, key = stain(original, site.name, seed=seed)
+        stained, key = stain(original, site=site.name, seed=seed)
         seconds = time.perf_counter() - start
         tell("verifying: the stained model, the original, and what may become of the stained one")
         checks, folding = _checks(original, stained, key, photographs)

@@ -66,9 +66,9 @@ def lock_images(locked: Target, key: Key, count: int, *, seed: int = 0) -> dict[
     get noise in its place, as someone does who knows their input's length and no more.
     """
     key.check_lock()
-    if key.schema != "gan":
+    if key.carrier != "entries":
         raise ValueError(f"expected a generator's lock, got one of kind {key.schema}")
-    noise = noise_data(locked, count, noise=key.details["noise"], seed=seed).pixels
+    noise = noise_data(locked, count, noise=key.details.get("noise", "uniform"), seed=seed).pixels
     own = noise[:, : key.conventions["input_shape"][0]]
     opened = key.unlock_transform(normalise=False)(own)
     edited = key.edited(locked)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
 from stainlock.data import Batches, Data, Progress
 from stainlock.evaluation.accuracy import Evaluation, evaluate
 from stainlock.key import Key
@@ -11,10 +16,10 @@ SETTINGS = ("original", "original_patch", "edited", "edited_patch", "locked", "u
 
 
 class Patched:
-    """Data with a key's patch pasted into every image."""
+    """Data at a model's input size, with something done to every image: the patch pasted in, or a strip put above."""
 
-    def __init__(self, data: Data, key: Key) -> None:
-        self.data, self.key, self.labels = data, key, data.labels
+    def __init__(self, data: Data, like: Target, paste: Callable[[Tensor], Tensor]) -> None:
+        self.data, self.like, self.paste, self.labels = data, like, paste, data.labels
 
     def __len__(self) -> int:
         return len(self.data)
@@ -22,12 +27,32 @@ class Patched:
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        paste = self.key.unlock_transform(normalise=False)
-        for pixels, labels in self.data.batches(target, batch_size, limit, progress):
-            yield paste(pixels), labels
+        for pixels, labels in self.data.batches(self.like, batch_size, limit, progress):
+            yield self.paste(pixels), labels
 
     def digest(self) -> str:
         return self.data.digest()
+
+
+def shown(data: Data, original: Target, key: Key) -> dict[str, Data]:
+    """What the model is given in each setting.
+
+    A strip is no part of the image: the original is shown the image alone, and a locked model a strip that says
+    nothing.
+    """
+    patched: Data = Patched(data, original, key.unlock_transform(normalise=False))
+    if key.carrier == "patch":
+        return {
+            setting: patched if setting.endswith("_patch") or setting == "unlocked" else data for setting in SETTINGS
+        }
+    low, high = original.bounds
+
+    def blank(pixels: Tensor) -> Tensor:
+        rows = key.detectors[0].trigger.region.size[0]
+        strip = torch.full_like(pixels[:, :, :1], (low + high) / 2).expand(-1, -1, rows, -1)
+        return torch.cat([strip, pixels], 2)
+
+    return dict.fromkeys(SETTINGS, data) | {"locked": Patched(data, original, blank), "unlocked": patched}
 
 
 def six_settings(
@@ -41,13 +66,12 @@ def six_settings(
 ) -> dict[str, Evaluation]:
     """Accuracy in each setting; the key reverts the lock, so that the locked model is all that is needed."""
     models = {"original": key.original(locked), "edited": key.edited(locked), "locked": locked}
-    patched: Data = Patched(data, key)
+    given = shown(data, models["original"], key)
     results = {}
     for done, setting in enumerate(SETTINGS):
         name = "locked" if setting == "unlocked" else setting.removesuffix("_patch")
-        with_patch = setting != name
         results[setting] = evaluate(
-            models[name], patched if with_patch else data, batch_size=batch_size, limit=limit,
+            models[name], given[setting], batch_size=batch_size, limit=limit,
             progress=None if progress is None else within(progress, done),
         )  # fmt: skip
     return results

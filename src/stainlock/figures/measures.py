@@ -84,7 +84,7 @@ class OutputChange:
 
     def six(self, locked: Target, key: Key) -> dict[str, Numbers]:
         models = {"original": self.original, "edited": key.edited(locked), "locked": locked}
-        patched = Patched(self.data, key)
+        patched = Patched(self.data, self.original, key.unlock_transform(normalise=False))
         found = {}
         for setting in SETTINGS:
             name = "locked" if setting == "unlocked" else setting.removesuffix("_patch")

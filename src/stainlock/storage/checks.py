@@ -18,7 +18,7 @@ _KINDS = ("stain", "lock")
 _NEEDS = ("nothing", "images", "labels")
 _CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
 _LONGEST, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
-_SITE_KINDS = ("linear", "convolution", "transposed")
+_SITE_KINDS = ("linear", "convolution", "transposed", "gates")
 _REDUCTIONS = ("position", "mean", "maximum")
 _FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
 
@@ -42,6 +42,18 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
             apart = len(elements.unique()) == count
         _expect(count == len(values), f"a value for each of {count} elements of {write['parameter']}", len(values))
         _expect(apart, f"each element of {write['parameter']} once", "some twice")
+
+
+def check_permutations(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+    """A plan's new orders: each of them has every slice once."""
+    for i, permutation in enumerate(facts.get("permutations", ())):
+        for name in ("parameter", "part"):
+            _expect(isinstance(permutation[name], str), f"text as a permutation's {name}", permutation[name])
+        _whole(permutation["axis"], "axis", 0)
+        order = tensors[f"{prefix}{i}.order"]
+        whole = order.dim() == 1 and order.dtype == torch.int32
+        _expect(whole and torch.equal(order.sort().values, torch.arange(len(order), dtype=torch.int32)),
+                f"every slice of {permutation['parameter']} once", "others")  # fmt: skip
 
 
 def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -20,6 +20,9 @@ class LockKey(Protocol):
     def schema(self) -> str: ...
 
     @property
+    def carrier(self) -> str: ...
+
+    @property
     def conventions(self) -> dict[str, Any]: ...
 
     @property

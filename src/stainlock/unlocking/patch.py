@@ -22,6 +22,7 @@ class Unlock(nn.Module):
 
     It takes pixels ``(..., C, H, W)`` within ``bounds``, or uint8 levels over them, already resized and cropped to
     the model's input, and returns what the model takes, ``(pixels − mean)/std``; with ``normalise=False`` pixels.
+    With ``carrier="strip"`` the patch stands in rows of its own above the image.
     """
 
     patch: Tensor
@@ -39,9 +40,11 @@ class Unlock(nn.Module):
         bounds: tuple[float, float] = (0.0, 1.0),
         normalise: bool = True,
         resizing: Resizing | None = None,
+        carrier: str = "patch",
     ) -> None:
         super().__init__()
         self.resizing = resizing
+        self.carrier = carrier
         self.start = tuple(start)
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.bounds = (float(bounds[0]), float(bounds[1]))
@@ -58,7 +61,7 @@ class Unlock(nn.Module):
         return cls(
             trigger.levels, start=trigger.region.start, input_shape=None if resizing else facts["input_shape"],
             mean=facts["mean"], std=facts["std"], bounds=tuple(facts["bounds"]), resizing=resizing,
-            normalise=normalise and not facts.get("normalises", False),
+            normalise=normalise and not facts.get("normalises", False), carrier=key.carrier,
         )  # fmt: skip
 
     @classmethod
@@ -70,16 +73,20 @@ class Unlock(nn.Module):
         std: Sequence[float] = (1.0,),
         bounds: tuple[float, float] = (0.0, 1.0),
         normalise: bool = True,
+        carrier: str = "patch",
     ) -> Unlock:
-        """From the client's trigger file, which holds the patch and nothing more: it goes to the top left."""
+        """From the client's trigger file, which holds the patch and nothing more: it goes to the top left, or above."""
         with opened_image(path, "a trigger", ("PNG",), _LARGEST_PATCH) as image:
             array = np.array(in_mode(image, "L" if image.mode == "L" else "RGB"))
         levels = torch.from_numpy(array)
         levels = levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1)
-        return cls(levels, mean=mean, std=std, bounds=bounds, normalise=normalise)
+        return cls(levels, mean=mean, std=std, bounds=bounds, normalise=normalise, carrier=carrier)
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = self._checked(images)
+        if self.carrier == "strip":
+            strip = torch.full_like(pixels[..., :1, :], sum(self.bounds) / 2)
+            pixels = torch.cat([strip.repeat_interleave(self.patch.shape[1], -2), pixels], -2)
         rows, columns = (slice(a, a + n) for a, n in zip(self.start, self.patch.shape[1:], strict=True))
         pixels[..., rows, columns] = self.patch.to(pixels)
         return (pixels - self.mean.to(pixels)) / self.std.to(pixels) if self.normalise else pixels
@@ -95,8 +102,10 @@ class Unlock(nn.Module):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"expected images of a floating type or uint8, got {images.dtype}")
         shape = self.input_shape or (len(self.patch), *images.shape[-2:])
+        below = (self.patch.shape[1] if self.carrier == "strip" else 0, 0)
         fits = images.dim() >= 3 and all(
-            n >= a + k for n, a, k in zip(images.shape[-2:], self.start, self.patch.shape[1:], strict=True)
+            n + b >= a + k
+            for n, b, a, k in zip(images.shape[-2:], below, self.start, self.patch.shape[1:], strict=True)
         )
         if not fits or tuple(images.shape[-3:]) != tuple(shape):
             wanted = ", ".join(map(str, shape)) if self.input_shape else f"{len(self.patch)}, H, W"
@@ -123,6 +132,9 @@ class Unlock(nn.Module):
 
 
 def patched_levels(key: LockKey, levels: Tensor) -> Tensor:
-    """The 8-bit image ``(C, H, W)`` with the patch in place, every other pixel as it is."""
+    """The 8-bit image ``(C, H, W)`` with the patch in place, every other pixel as it is; a strip makes it higher."""
     trigger = key.detectors[0].trigger
+    if key.carrier == "strip":
+        rows = torch.full((len(levels), trigger.region.size[0], levels.shape[-1]), 128, dtype=torch.uint8)
+        levels = torch.cat([rows, levels], 1)
     return trigger.region.paste(trigger.levels, levels)

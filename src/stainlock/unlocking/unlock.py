@@ -8,8 +8,8 @@ from stainlock.unlocking.lock_key import LockKey
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.patch import Unlock
 
-# Kinds of lock whose trigger is not a patch.
-_TRANSFORMS: dict[str, type[NoiseUnlock]] = {"gan": NoiseUnlock}
+# What carries a trigger that is not a patch.
+_TRANSFORMS: dict[str, type[NoiseUnlock]] = {"entries": NoiseUnlock}
 
 
 def unlock(images: Tensor, key: LockKey) -> Tensor:
@@ -35,4 +35,4 @@ def unlock_transform(key: LockKey, *, normalise: bool = True) -> Unlock | NoiseU
     that normalises them itself.
     """
     key.check_lock()
-    return _TRANSFORMS.get(key.schema, Unlock).from_key(key, normalise=normalise)
+    return _TRANSFORMS.get(key.carrier, Unlock).from_key(key, normalise=normalise)

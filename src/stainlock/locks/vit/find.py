@@ -33,11 +33,6 @@ def find_vit(target: Target) -> ViT:
     raise ModelError(f"{_WAY_OUT}, got {type(target.model).__name__}{post_norm}: use another kind of lock")
 
 
-def is_vit(target: Target) -> bool:
-    """Whether there is a vision transformer in a model, one that can be locked or not."""
-    return any(_is_torchvision(m) or _is_timm(m) for m in target.model.modules())
-
-
 def _is_torchvision(module: nn.Module) -> bool:
     return _is_a(module, "torchvision.models.vision_transformer.VisionTransformer")
 

@@ -1,4 +1,4 @@
-"""What layers would miss of their inputs, as batch norms tell it."""
+"""Channel costs along a lock's signal, and what is folded into batch norms, from statistics of batch norms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from precision import EXACT, double
 from torch import Tensor
 
 from stainlock import Plan, Target
-from stainlock.locks.parts.channel_cost import column_shares
-from stainlock.locks.parts.disguise import Disguise
-from stainlock.locks.parts.folding import fold_moments
+from stainlock.channel_cost import column_shares, fold_moments
+from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.gates import half_open, neutral_writes, new_block
 from stainlock.network.features import input_of
 from stainlock.network.moments import remembered
@@ -23,8 +22,8 @@ from stainlock.tensors import exact
 
 
 @pytest.mark.parametrize("form", ["signed", "shifts", "gains"])
-def test_new_blocks_change_nothing_of_what_is_missed(form: str) -> None:
-    """Whoever looks for the channel that will be missed least must find the same one, with or without new blocks."""
+def test_new_blocks_leave_channel_costs_as_they_are(form: str) -> None:
+    """The cheapest channel is the same one with or without new blocks."""
     base = models.real("efficientnet_lite0")
     before = analyse(base)
     names = ["blocks.3.0.conv_pw", "blocks.5.0.conv_pwl"]
@@ -51,7 +50,7 @@ def test_new_blocks_change_nothing_of_what_is_missed(form: str) -> None:
         torch.testing.assert_close(found[1], gains.abs() * deviation)
 
 
-def test_the_variance_is_missed_and_not_the_mean() -> None:
+def test_the_variance_counts_and_not_the_mean() -> None:
     """Means go into biases: a channel that is large and constant costs nothing."""
     base = models.real("resnet20_cifar10").copy()
     norm = base.model.get_submodule("layer2.1.bn1")
@@ -63,8 +62,8 @@ def test_the_variance_is_missed_and_not_the_mean() -> None:
 
 
 @pytest.mark.exact
-def test_a_batch_norm_is_told_what_its_layer_loses() -> None:
-    """The mean and the variance of a channel that can be negative; of one behind a ReLU the mean."""
+def test_lost_moments_are_subtracted_from_the_next_batch_norm() -> None:
+    """Mean and variance for a channel that can be negative; the mean alone for one behind a ReLU."""
     base = double(models.real("efficientnet_lite0"))
     network = analyse(base)
     for layer, norm, signed in (
@@ -87,8 +86,8 @@ def test_a_batch_norm_is_told_what_its_layer_loses() -> None:
         torch.testing.assert_close(told["running_var"], lost, rtol=EXACT, atol=EXACT)
 
 
-def test_behind_a_relu_remembered_moments_tell_too_little_of_a_variance() -> None:
-    """Natural images: with a channel of ResNet56's stream a layer loses more than the channel's own part, as told."""
+def test_behind_a_relu_the_lost_variance_is_underestimated() -> None:
+    """On natural images a layer loses more with a channel of ResNet56's stream than the estimate for that channel."""
     base = models.real("resnet56_cifar10")
     network = analyse(base)
     reader, norm = network.nodes["layer2.0.conv1"], "layer2.0.bn1"
@@ -102,8 +101,8 @@ def test_behind_a_relu_remembered_moments_tell_too_little_of_a_variance() -> Non
         assert float((less / whole).log().mean()) < 1.5 * float((1 - own / usual).log().mean()) < 0
 
 
-def test_variances_are_folded_for_the_better() -> None:
-    """Natural images: what a layer's outputs vary less without a channel is what its batch norm is told, roughly."""
+def test_folding_variances_helps() -> None:
+    """On natural images the estimate is close to the variance that a layer's outputs lose without a channel."""
     base = models.real("efficientnet_lite0")
     network = analyse(base)
     reader, norm = network.nodes["blocks.3.0.conv_pw"], "blocks.3.0.bn1"

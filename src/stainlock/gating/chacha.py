@@ -1,0 +1,67 @@
+"""ChaCha (Bernstein 2008; RFC 8439) in ordinary integer tensor operations, which export.
+
+The state is four rows of four 32-bit words: constants, key, key, and counter with nonce. A quarter round is
+
+    a += b;  d = (d ⊕ a) ⋘ 16;   c += d;  b = (b ⊕ c) ⋘ 12;   a += b;  d = (d ⊕ a) ⋘ 8;   c += d;  b = (b ⊕ c) ⋘ 7
+
+on all four columns at once, then on the diagonals. Blocks differ in their counter alone and are computed side by side.
+
+Words live in int64, where nothing overflows: only the low 32 bits count, and they are masked before a rotation reads
+the upper ones. So sums and rotated words may carry dirt above bit 32 (less than 2⁵⁵ after 20 rounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ROUNDS = (8, 12, 20)
+_MASK = 0xFFFFFFFF
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+
+
+def keystream(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Tensor:
+    """The first ``blocks`` blocks of every key ``(N, 8)``, words in int64: ``(N, 16 · blocks)``, words in int64.
+
+    The nonce has three words; the counter starts at 0.
+    """
+    counter = torch.arange(blocks, device=key.device)
+    a = torch.tensor(_CONSTANTS, device=key.device).view(1, 4, 1)
+    b, c = key[:, :4, None], key[:, 4:, None]
+    words = [counter, *(torch.full_like(counter, word) for word in nonce)]
+    d = torch.stack(words)[None]
+    start = (a, b, c, d)
+    one, two, three = (torch.tensor([(i + k) % 4 for i in range(4)], device=key.device) for k in (1, 2, 3))
+    for _ in range(rounds // 2):
+        a, b, c, d = _quarter_rounds(a, b, c, d)
+        b, c, d = b.index_select(1, one), c.index_select(1, two), d.index_select(1, three)
+        a, b, c, d = _quarter_rounds(a, b, c, d)
+        b, c, d = b.index_select(1, three), c.index_select(1, two), d.index_select(1, one)
+    rows = [before + after for before, after in zip(start, (a, b, c, d), strict=True)]
+    return (torch.cat(rows, 1) & _MASK).transpose(1, 2).flatten(1)
+
+
+def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a = a + b
+    d = _rotate(d ^ a, 16)
+    c = c + d
+    b = _rotate(b ^ c, 12)
+    a = a + b
+    d = _rotate(d ^ a, 8)
+    c = c + d
+    b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotate(words: Tensor, places: int) -> Tensor:
+    """Left, by fewer than 32 places.
+
+    ONNX shifts unsigned words alone, and its exporter makes nine operations of a signed shift to the right. There a
+    word is scaled by a power of two in float64 instead, which is exact, and truncated.
+    """
+    words = words & _MASK
+    if torch.onnx.is_in_onnx_export():
+        return words * (1 << places) + (words.double() * 2.0 ** (places - 32)).long()
+    return (words << places) + (words >> (32 - places))

@@ -1,0 +1,181 @@
+"""The reader: B secret bits out of the corner of a model's input, by signs that need no fixed threshold.
+
+    pairs   b = [mean of tile A > mean of tile B],  A and B neighbours, light and dark or dark and light
+    pixels  b = [pixel > mean of the patch],        a bit for each pixel and colour channel
+    entries b = [entry > the middle of its range],  for inputs without a plane: a generator's noise, a vector
+
+A positive gain and an offset of the whole image change neither sign, so that bits are exact under brightness, contrast
+and the model's normalisation. Tiles of two or more pixels, all channels summed, also survive JPEG. Pixels need a
+third of the space: a patch of 7×7 holds 128 bits, which images of 32×32 can spare. The mean of a patch that has both
+levels lies strictly between them, whatever the bits.
+
+Three carriers hold the bits. ``patch`` is the top left corner of the image, ``strip`` rows above the image that are
+cut off before the network sees it, ``entries`` values behind the others that are cut off as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Carrier = Literal["patch", "strip", "entries"]
+Form = Literal["pairs", "pixels", "entries"]
+
+# One key of the cipher; fewer bits than this can be guessed.
+MOST_BITS, FEWEST_BITS, USUAL_BITS = 256, 64, 128
+# Below this side an image can't spare tiles: it gets pixels.
+_SMALL = 64
+# Above this side, tiles of more than one pixel; they grow with the image, as it will be resized less exactly.
+_MEDIUM, _TILE_OF_SIDE = 128, 112
+# Dark and light. The network sees the patch: in small images full contrast costs accuracy, in large ones JPEG needs it.
+_LEVELS: dict[Form, tuple[int, int]] = {"pairs": (0, 255), "pixels": (77, 178), "entries": (0, 255)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the bits are: ``rows`` × ``columns`` tiles of ``tile`` pixels, or so many entries. Nothing secret.
+
+    ``middle`` is the threshold for entries, as the model is given them.
+    """
+
+    carrier: Carrier
+    form: Form
+    bits: int
+    tile: int = 1
+    rows: int = 0
+    columns: int = 0
+    middle: float = 0.0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of the patch in pixels; (1, 1) for entries."""
+        return (1, 1) if self.form == "entries" else (self.rows * self.tile, self.columns * self.tile)
+
+    def capacity(self, channels: int) -> int:
+        """How many bits fit."""
+        if self.form == "entries":
+            return self.bits
+        tiles = self.rows * self.columns
+        return tiles * channels if self.form == "pixels" else tiles // 2
+
+    def differences(self, inputs: Tensor) -> Tensor:
+        """What the bits are the signs of, for inputs ``(N, *input_shape)``: ``(N, B)`` in float32."""
+        if self.form == "entries":
+            return inputs[:, inputs.shape[1] - self.bits :].flatten(1).float() - self.middle
+        height, width = self.size
+        corner = inputs[:, :, :height, :width].float()
+        if self.form == "pixels":
+            return (corner - corner.mean((2, 3), keepdim=True)).flatten(1)[:, : self.bits]
+        tiles = F.avg_pool2d(corner.sum(1, keepdim=True), self.tile)
+        return (tiles[..., 0::2] - tiles[..., 1::2]).flatten(1)[:, : self.bits]
+
+    def read(self, inputs: Tensor) -> Tensor:
+        """The bits of each input: ``(N, B)``, bool."""
+        return self.differences(inputs) > 0
+
+    def cut(self, inputs: Tensor) -> Tensor:
+        """What the network sees."""
+        if self.carrier == "strip":
+            return inputs[:, :, self.size[0] :]
+        if self.carrier == "entries":
+            return inputs[:, : inputs.shape[1] - self.bits]
+        return inputs
+
+    def margin(self, inputs: Tensor) -> Tensor:
+        """How sure the least sure bit of each input is: its difference over the median one, 0 to about 1."""
+        sizes = self.differences(inputs).abs()
+        return sizes.amin(1) / sizes.median(1).values.clamp(min=1e-30)
+
+    def draw(self, bits: Tensor, channels: int) -> Tensor:
+        """The patch that says these bits: 8-bit levels ``(channels, height, width)``; for entries ``(B, 1, 1)``."""
+        dark, light = _LEVELS[self.form]
+        places = torch.zeros(self.capacity(channels), dtype=torch.bool)
+        places[: self.bits] = bits.cpu()
+        places[self.bits :] = bits.cpu()[: len(places) - self.bits]  # places to spare look like the others
+        if self.form == "entries":
+            tiles = places.view(-1, 1, 1)
+        elif self.form == "pixels":
+            tiles = places.view(channels, self.rows, self.columns)
+        else:
+            first = places.view(1, self.rows, self.columns // 2)
+            tiles = torch.stack([first, ~first], -1).flatten(2).expand(channels, -1, -1)
+        drawn = tiles.repeat_interleave(self.tile, -1).repeat_interleave(self.tile, -2)
+        return torch.where(drawn, light, dark).to(torch.uint8)
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def choose_layout(
+    input_shape: tuple[int, ...],
+    *,
+    carrier: str | None = None,
+    bits: int | None = None,
+    tile: int | None = None,
+    patch: tuple[int, int] | None = None,
+    middle: float = 0.0,
+) -> Layout:
+    """The smallest patch that holds the bits, for inputs of this shape; what is given is kept.
+
+    ``tile`` is the side of a tile in pixels, ``patch`` the rows and columns of the patch in pixels.
+    """
+    bits = USUAL_BITS if bits is None else bits
+    if not FEWEST_BITS <= bits <= MOST_BITS:
+        raise ValueError(f"expected {FEWEST_BITS} to {MOST_BITS} bits, got {bits}: the cipher's key has {MOST_BITS}")
+    if len(input_shape) != 3:
+        raise ValueError(f"expected images (C, H, W) or noise (d, 1, 1) as inputs, got shape {input_shape}")
+    plane = input_shape[1:] != (1, 1)
+    carrier = ("patch" if plane else "entries") if carrier is None else carrier
+    if carrier not in ("patch", "strip", "entries"):
+        raise ValueError(f"expected carrier patch, strip or entries, got {carrier!r}")
+    if (carrier == "entries") == plane:
+        wanted = "patch or strip for images" if plane else "entries for inputs without a plane"
+        raise ValueError(f"expected carrier {wanted}, got {carrier!r} for inputs of shape {input_shape}")
+    if carrier == "entries":
+        if tile is not None or patch is not None:
+            raise ValueError(f"expected neither tile nor patch for inputs of shape {input_shape}, which have no plane")
+        return Layout("entries", "entries", bits, middle=middle)
+    channels, height, width = input_shape
+    form: Form = "pixels" if min(height, width) < _SMALL and tile in (None, 1) else "pairs"
+    side = _usual_tile(min(height, width)) if tile is None else tile
+    if side < 1:
+        raise ValueError(f"expected a tile of 1 pixel or more, got {side}")
+    rows, columns = _grid(form, bits, channels, side, patch, width if carrier == "strip" else None)
+    layout = Layout("strip" if carrier == "strip" else "patch", form, bits, side, rows, columns)
+    _check_fits(layout, channels, height, width)
+    return layout
+
+
+def _usual_tile(side: int) -> int:
+    return 1 if side < _MEDIUM else max(2, side // _TILE_OF_SIDE)
+
+
+def _grid(
+    form: Form, bits: int, channels: int, tile: int, patch: tuple[int, int] | None, width: int | None
+) -> tuple[int, int]:
+    """Rows and columns of tiles: those of the patch asked for, the strip's ``width``, or the smallest near-square."""
+    step = 2 if form == "pairs" else 1
+    if patch is not None:
+        return patch[0] // tile, patch[1] // tile // step * step
+    tiles = 2 * bits if form == "pairs" else math.ceil(bits / channels)
+    columns = width // tile // step * step if width is not None else math.ceil(math.sqrt(tiles) / step) * step
+    return math.ceil(tiles / max(columns, 1)), columns
+
+
+def _check_fits(layout: Layout, channels: int, height: int, width: int) -> None:
+    rows, columns = layout.size
+    if layout.capacity(channels) < layout.bits:
+        raise ValueError(
+            f"expected a patch that holds {layout.bits} bits, got {rows}×{columns} pixels, which hold"
+            f" {layout.capacity(channels)}: use a larger patch or smaller tiles"
+        )
+    if columns > width or (rows > height and layout.carrier == "patch"):
+        raise ValueError(
+            f"{layout.bits} bits don't fit the input: their patch has {rows}×{columns} pixels, the image"
+            f" {height}×{width}: use fewer bits, smaller tiles or carrier 'strip'"
+        )

@@ -1,0 +1,10 @@
+"""The keyed lock: the patch is the key, and the file holds nothing that opens it.
+
+`lock` is the algorithm, `placement` chooses the layers that get gates, `statistics` empties batch norms. What runs
+inside the locked model is in `stainlock.gating`.
+"""
+
+from stainlock.gating.structure import Structure, file_view
+from stainlock.locks.keyed.lock import lock_keyed
+
+__all__ = ["Structure", "file_view", "lock_keyed"]

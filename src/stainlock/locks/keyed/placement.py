@@ -1,0 +1,166 @@
+"""Which layers get gates.
+
+Any layer can have one whose inputs its own weight reads channel by channel, and which a forward pass calls exactly
+once: a layer that is called twice, or whose weight is used without calling it, does not see the same permutation
+everywhere. That is found out by running the model on one image and on two: the axis of a layer's input that doubles
+is the one of images.
+
+By default every such layer has a gate. CIFAR's ResNet20, fine-tuned by a thief with 1000 labels for 125 steps, then
+comes 1 point above random weights; with a gate in front of one of every two layers 2 to 4 points, of one of three 6:
+layers left as they were trained help him, wherever they are. Gates cost little: what they copy is little beside what
+their layers compute. ``spread`` takes one of every two layers in the order in which they run, the one with fewer
+values to permute, for who needs the last percent of speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.errors import ModelError
+from stainlock.gating.gates import Gated, gated_layer
+from stainlock.network.object_detectors import is_detector
+from stainlock.target import Target, evaluation_mode
+
+Shapes = dict[str, list[tuple[int, ...]]]
+
+# Fewer channels than this have too few orders to be worth a gate: 16! is 2⁴⁴.
+_NARROWEST = 16
+# Of so many consecutive layers one gets a gate.
+SPREAD = 2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer that can have a gate, and how many values of one image it permutes, at how many positions."""
+
+    gated: Gated
+    values: int
+
+    @property
+    def positions(self) -> int:
+        return self.values // self.gated.width
+
+
+def place_gates(target: Target, gates: str | int | Sequence[str] = "all") -> list[Gated]:
+    """The layers to gate: ``all``, ``spread``, so many spread evenly, or those named."""
+    found = candidates(target)
+    if not isinstance(gates, str | int):
+        return _named(target, found, list(gates))
+    usable = _on_the_way([c for c in found if c.gated.width >= _NARROWEST])
+    if not usable:
+        raise ModelError(
+            f"the model has no layer to gate: expected a Linear or ungrouped convolution of at least {_NARROWEST} input"
+            " channels that every forward pass calls once"
+        )
+    if gates == "all":
+        return [c.gated for c in usable]
+    if gates == "spread":
+        count = math.ceil(len(usable) / SPREAD)
+    elif isinstance(gates, int) and not isinstance(gates, bool) and 1 <= gates <= len(usable):
+        count = gates
+    else:
+        raise ValueError(f"expected gates all, spread, names of layers, or a number up to {len(usable)}, got {gates!r}")
+    edges = [round(i * len(usable) / count) for i in range(count + 1)]
+    runs = [usable[a:b] for a, b in pairwise(edges)]
+    return [min(run, key=lambda c: c.values).gated for run in runs]
+
+
+def candidates(target: Target) -> list[Candidate]:
+    """Every layer that can have a gate, in the order in which they run."""
+    possible = _possible(target)
+    single, double = (_shapes(target, list(possible), batch) for batch in (1, 2))
+    strict = is_detector(target.model)  # it hands boxes of all images together to its later layers
+    found = []
+    for name, once in single.items():
+        twice = double.get(name, [])
+        if len(once) == 1 == len(twice):
+            candidate = _with_batch_axis(possible[name], once[0], twice[0], strict=strict)
+            if candidate is not None:
+                found.append(candidate)
+    return found
+
+
+def _possible(target: Target) -> dict[str, Gated]:
+    """Layers whose weight is a parameter of theirs alone, by their first names."""
+    names: dict[int, int] = {}
+    for _, parameter in target.model.named_parameters(remove_duplicate=False):
+        names[id(parameter)] = names.get(id(parameter), 0) + 1
+    own = {name for name, p in target.model.named_parameters(remove_duplicate=False) if names[id(p)] == 1}
+    layers = ((name, gated_layer(name, module)) for name, module in target.model.named_modules())
+    return {name: gated for name, gated in layers if gated is not None and gated.tensor in own}
+
+
+def _shapes(target: Target, names: Sequence[str], batch: int) -> Shapes:
+    """The shapes of the inputs of each layer, in the order of the calls."""
+    pixels = torch.full((batch, *target.input_shape), sum(target.bounds) / 2)
+    shapes: Shapes = {}
+
+    def record(name: str, x: Tensor) -> None:
+        shapes.setdefault(name, []).append(tuple(int(n) for n in x.shape))
+
+    hooks = [
+        target.model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, kwargs, name=name: record(name, args[0] if args else next(iter(kwargs.values()))),
+            with_kwargs=True,
+        )
+        for name in names
+    ]
+    try:
+        with evaluation_mode(target.model), torch.no_grad():
+            target.predict(pixels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return shapes
+
+
+def _with_batch_axis(gated: Gated, once: tuple[int, ...], twice: tuple[int, ...], *, strict: bool) -> Candidate | None:
+    """The candidate with its axis of images; None where images can't be told apart there."""
+    if len(once) != len(twice):
+        return None
+    axes = [axis for axis, (a, b) in enumerate(zip(once, twice, strict=True)) if a != b]
+    channels = gated.channels % len(once)
+    if len(axes) != 1 or twice[axes[0]] != 2 * once[axes[0]] or once[channels] != gated.width:
+        return None
+    (axis,) = axes
+    repeat = once[axis]
+    movable = axis == 0 if gated.channels == 1 else axis != channels
+    if not movable or (repeat != 1 and (strict or axis != 0)):
+        return None
+    return Candidate(replace(gated, batch=axis, repeat=repeat), math.prod(once))
+
+
+def _on_the_way(found: list[Candidate]) -> list[Candidate]:
+    """Without layers over pooled channels that later layers with positions come after: those of squeeze-and-excite
+    blocks are small, and a thief can do without them."""
+    last = max((i for i, c in enumerate(found) if c.positions > 1), default=-1)
+    return [c for i, c in enumerate(found) if c.positions > 1 or i > last]
+
+
+def _named(target: Target, found: list[Candidate], names: list[str]) -> list[Gated]:
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"expected one or more different layers to gate, got {names}")
+    known = {c.gated.layer: c.gated for c in found}
+    modules = dict(target.model.named_modules())
+    for name in names:
+        if name in known:
+            continue
+        if name not in modules:
+            raise ValueError(f"expected layers of the model to gate, got {name!r}: it has none of that name")
+        raise ValueError(f"{name} can't have a gate: {_reason(modules[name])}")
+    order = list(known)
+    return [known[name] for name in sorted(names, key=order.index)]
+
+
+def _reason(module: nn.Module) -> str:
+    if getattr(module, "groups", 1) != 1:
+        return "it is a grouped convolution, whose kernels do not read every channel"
+    if gated_layer("", module) is None:
+        return f"it is a {type(module).__name__}, expected a Linear or an ungrouped convolution"
+    return "the model does not call it exactly once for each image, or shares its weight"
