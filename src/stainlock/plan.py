@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.insertion import Insertion
-from stainlock.storage.checks import check_permutations, check_writes
-from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
+from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
+from stainlock.storage.checks import check_permutations, check_writes, shown
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 
 DELTA_VERSION = 2
+_GROWTH, _ROOM = 4, 2**22  # how large blocks may make a model: so many times, and so many weights more
 # The parts of a lock's plan; a stain's has the first alone, besides what it folds.
 DETECTOR, CONDUIT, DISRUPTOR = "detector", "conduit", "disruptor"
 
@@ -130,8 +132,7 @@ class Plan:
     def apply(self, target: Target) -> Target:
         """An edited deep copy; the target given stays as it is."""
         edited = target.copy()
-        for insertion in self.insertions:
-            edited = insertion.insert(edited)
+        edited = insert_all(edited, self.insertions, _GROWTH * state_size(edited.model) + _ROOM)
         self.write_into(edited.model)
         for insertion in self.removals:
             edited = insertion.remove(edited)
@@ -225,7 +226,7 @@ class Plan:
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
         ]
-        insertions, removals = (tuple(map(Insertion.from_json, facts[name])) for name in ("insertions", "removals"))
+        insertions, removals = (read_insertions(facts[name]) for name in ("insertions", "removals"))
         permutations = tuple(
             Permutation(f["parameter"], int(f["axis"]), tensors[f"{prefix}{i}.order"].long(), f["part"])
             for i, f in enumerate(facts.get("permutations", ()))  # files written before there were any
@@ -233,8 +234,8 @@ class Plan:
         return Plan(tuple(writes), insertions=insertions, removals=removals, permutations=permutations)
 
     def save(self, path: str | Path) -> None:
-        """A delta: kilobytes that turn the base model into the protected one."""
-        write_file(Path(path), self.to_bytes())
+        """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret."""
+        write_file(Path(path), self.to_bytes(), secret=True)
 
     def to_bytes(self) -> bytes:
         facts, tensors = self.to_tensors()
@@ -250,7 +251,9 @@ class Plan:
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} is not a complete delta: {error}") from error
         if not isinstance(plan.base, str):
-            raise FileError(f"{path} does not say which model it is for: expected its digest as base, got {plan.base}")
+            raise FileError(
+                f"{path} does not say which model it is for: expected its digest as base, got {shown(plan.base)}"
+            )
         return plan
 
     def check_base(self, model: nn.Module) -> None:

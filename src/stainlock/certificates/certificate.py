@@ -29,7 +29,8 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.sphere import FloatArray
 from stainlock.storage.checks import check_certificate
-from stainlock.storage.files import model_digest, read_record, tensor_digest, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import model_digest, read_record, tensor_digest
 from stainlock.target import Target
 
 FORMAT = "stainlock-certificate"

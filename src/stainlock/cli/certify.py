@@ -86,7 +86,7 @@ def command(
     from stainlock.certificates.plot import render
     from stainlock.evaluation import Images
     from stainlock.key import Key
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     key = Key.load(key_file)
     if key.schema == "keyed":

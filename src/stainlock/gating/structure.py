@@ -13,6 +13,7 @@ from stainlock.gating.schedule import Schedule
 from stainlock.target import Target, submodule
 
 KIND = "keyed"
+LARGEST, MOST_GATES = 2**20, 10_000  # channels, and layers with gates: more than any model has
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Structure:
             first, second, third = salt
             rounds, reader = facts["rounds"], facts["reader"]
             sizes = [layout.bits, layout.tile, *(gated.width for gated in gates), *(gated.repeat for gated in gates)]
-            if rounds not in ROUNDS or not isinstance(reader, str) or not all(type(n) is int and n > 0 for n in sizes):
-                raise ValueError("expected positive sizes and a known number of rounds")
+            known = all(type(n) is int and 0 < n <= LARGEST for n in sizes) and len(gates) <= MOST_GATES
+            if rounds not in ROUNDS or not isinstance(reader, str) or not known:
+                raise ValueError(f"expected sizes from 1 to {LARGEST}, few gates and a known number of rounds")
             return Structure(layout, (first, second, third), rounds, gates, reader)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"a keyed lock is not fully described: {error}") from error

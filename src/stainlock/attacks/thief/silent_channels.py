@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject, number
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.guessed_patch import judged, pasting
 from stainlock.attacks.thief.logit_bias import recentred
 from stainlock.network.features import layer_input, respond, seen_region
@@ -81,7 +82,7 @@ def _thresholds(target: Target, site: Site) -> Tensor:
 
 
 def _exciting(
-    inputs: Callable[[Subject], Tensor], patches_of: PatchesOf, *, recentring: bool = False
+    inputs: Callable[[Subject], Pictures], patches_of: PatchesOf, *, recentring: bool = False
 ) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         target, pixels = subject.target, inputs(subject)[:PROBES]
