@@ -31,8 +31,8 @@ import zoo
 from keyed_leaks import statistics_table
 from keyed_lift import PLACEMENTS, lift_table
 from stainlock import Key, Target
+from stainlock.gating.schedule import Schedule
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
-from stainlock.locks.keyed.schedule import Schedule
 from stainlock.target import evaluation_mode
 from stainlock.unlocking.patch import Unlock
 

@@ -213,7 +213,7 @@ MUTANTS = (
     ),
     # The keyed lock's schedule
     *_of(
-        "locks/keyed/schedule.py", "tests/locks/keyed/test_schedule.py",
+        "gating/schedule.py", "tests/locks/keyed/test_schedule.py",
         ("start += width * len(same)", "start += 0"),
         ("keystream(pack_key(bits), self.salt,", "keystream(pack_key(bits), (0, 0, 0),"),
         ("[1 << place for place in range(WORD)]", "[1 << place % 31 for place in range(WORD)]"),

@@ -15,7 +15,8 @@ from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.plan import Plan
 from stainlock.storage.checks import check_key
-from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
+from stainlock.storage.durable import refuse_existing, write_file
+from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 from stainlock.trigger import Trigger
 from stainlock.unlocking.noise import NoiseUnlock

@@ -88,7 +88,8 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path: Path, capsys:
     models.real("vgg16_cifar10")
     out, key = tmp_path / "locked", tmp_path / "owner.key"
     for options, message in (
-        (["--site", "features.28"], "larger than the input"),
+        (["--kind", "squeeze-excite", "--site", "features.28"], "larger than the input"),
+        (["--site", "features.28"], "got site"),
         (["--trigger", "patch.jpg"], "expected --trigger FILE.png"),
         (["--kind", "vit"], "expected a pre-norm VisionTransformer"),
         (["--kind", "gan"], "generator"),

@@ -29,7 +29,8 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.sphere import FloatArray
 from stainlock.storage.checks import check_certificate
-from stainlock.storage.files import model_digest, read_record, tensor_digest, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import model_digest, read_record, tensor_digest
 from stainlock.target import Target
 
 FORMAT = "stainlock-certificate"
@@ -126,7 +127,7 @@ def certify(
     """
     if key.schema == "keyed":
         raise ValueError(
-            "a keyed lock has no detectors: use stainlock.locks.keyed.certify_keyed, whose bound needs no data"
+            "a keyed lock has no detectors: use stainlock.certificates.certify_keyed, whose bound needs no data"
         )
     law = Law.of(key)
     if level not in ("position", "image"):

@@ -86,7 +86,7 @@ def command(
     from stainlock.certificates.plot import render
     from stainlock.evaluation import Images
     from stainlock.key import Key
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     key = Key.load(key_file)
     if key.schema == "keyed":
@@ -139,8 +139,8 @@ def command(
 
 def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
     """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    from stainlock.certificates.keyed import certify_keyed
     from stainlock.evaluation import Images
-    from stainlock.locks.keyed import certify_keyed
 
     images = Images.from_folder(data) if data is not None else None
     with report.progress("reading natural images") as progress:

@@ -165,7 +165,7 @@ def command(
     """Write a locked copy of MODEL, and the secret key that unlocks it."""
     from stainlock.locks import lock
     from stainlock.plan import diff
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     options = {name: value for name, value in settings.items() if value is not None}
     if "gates" in options:

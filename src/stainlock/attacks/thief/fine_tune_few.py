@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attacks.paper.fine_tune import BATCH, fine_tuned
+from stainlock.attacks.pixels import Pictures, subset
 from stainlock.attacks.thief.batch_norm import reestimated
 from stainlock.attacks.thief.guess_gains import guessed
 from stainlock.attacks.thief.logit_bias import without_bias
@@ -23,7 +24,7 @@ RATE = 0.01
 FEWEST, MOST = 40, 240  # steps
 
 
-def prepared(target: Target, images: Tensor) -> Target:
+def prepared(target: Target, images: Pictures) -> Target:
     """What a thief begins with who knows our locks: whatever applies."""
     with suppress(NotApplicable):
         target = without_bias(target)
@@ -32,7 +33,7 @@ def prepared(target: Target, images: Tensor) -> Target:
     return target
 
 
-def _few(subject: Subject, strength: Strength) -> tuple[Tensor, Tensor, int]:
+def _few(subject: Subject, strength: Strength) -> tuple[Pictures, Tensor, int]:
     """As many of the thief's labelled images as the strength says, and steps for them."""
     images, labels = subject.need_labels()
     wanted = int(number(strength))
@@ -40,7 +41,7 @@ def _few(subject: Subject, strength: Strength) -> tuple[Tensor, Tensor, int]:
         raise NotApplicable(f"the thief has {len(images)} labelled images: see {smaller[0]}")
     count = min(wanted, len(images))
     order = torch.randperm(len(images), generator=subject.randomness.noise("which images"))[:count]
-    return images[order], labels[order], min(MOST, max(FEWEST, 2 * math.ceil(count / BATCH)))
+    return subset(images, order), labels[order], min(MOST, max(FEWEST, 2 * math.ceil(count / BATCH)))
 
 
 def _as_it_is(subject: Subject, strength: Strength) -> Attacked:

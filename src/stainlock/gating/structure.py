@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stainlock.errors import FileError
-from stainlock.insertion import Insertion, submodule
-from stainlock.locks.keyed.chacha import ROUNDS
-from stainlock.locks.keyed.gates import Gated, attach, detach
-from stainlock.locks.keyed.reader import Layout
-from stainlock.locks.keyed.schedule import Schedule
-from stainlock.target import Target
+from stainlock.gating.chacha import ROUNDS
+from stainlock.gating.gates import Gated, attach, detach
+from stainlock.gating.reader import Layout
+from stainlock.gating.schedule import Schedule
+from stainlock.target import Target, submodule
 
 KIND = "keyed"
+LARGEST, MOST_GATES = 2**20, 10_000  # channels, and layers with gates: more than any model has
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,12 @@ class Structure:
             return replace(target, input_shape=(channels, *others), mean=mean, std=std)
         return target
 
-    @property
-    def insertion(self) -> Insertion:
-        facts = {
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {
             "layout": self.layout.facts(), "salt": list(self.salt), "rounds": self.rounds, "reader": self.reader,
             "gates": [asdict(gated) for gated in self.gates],
         }  # fmt: skip
-        return Insertion(KIND, "", facts)
 
     @staticmethod
     def from_facts(facts: dict[str, Any]) -> Structure:
@@ -77,8 +76,9 @@ class Structure:
             first, second, third = salt
             rounds, reader = facts["rounds"], facts["reader"]
             sizes = [layout.bits, layout.tile, *(gated.width for gated in gates), *(gated.repeat for gated in gates)]
-            if rounds not in ROUNDS or not isinstance(reader, str) or not all(type(n) is int and n > 0 for n in sizes):
-                raise ValueError("expected positive sizes and a known number of rounds")
+            known = all(type(n) is int and 0 < n <= LARGEST for n in sizes) and len(gates) <= MOST_GATES
+            if rounds not in ROUNDS or not isinstance(reader, str) or not known:
+                raise ValueError(f"expected sizes from 1 to {LARGEST}, few gates and a known number of rounds")
             return Structure(layout, (first, second, third), rounds, gates, reader)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"a keyed lock is not fully described: {error}") from error

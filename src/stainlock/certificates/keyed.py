@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stainlock.gating.reader import Layout
 from stainlock.key import Key
-from stainlock.locks.keyed.reader import Layout
 from stainlock.target import Target
 
 

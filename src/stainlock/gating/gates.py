@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from stainlock.errors import ModelError
-from stainlock.locks.keyed.reader import Layout
-from stainlock.locks.keyed.schedule import Schedule
+from stainlock.gating.reader import Layout
+from stainlock.gating.schedule import Schedule
 
 # Locks whose last permutations a thread keeps.
 _KEPT = 4
@@ -178,7 +178,7 @@ class Gate:
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         orders, (x, *others) = self.orders(), args
         order = orders.orders[self.number]
-        if len(order) == 1 and _columns_are_fewer(module, x) and not _is_traced():
+        if order.shape[0] == 1 and _columns_are_fewer(module, x) and not _is_traced():
             return (Reordered.of(x, order, orders.inverse(self.number), self.gated), *others)
         return (permuted(x, order, self.gated), *others)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stainlock.locks.keyed.chacha import keystream
+from stainlock.gating.chacha import keystream
 
 KEY_BITS, WORD = 256, 32
 _INDEX_BITS = 24
