@@ -21,8 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FORGERIES = ("tests/test_forgeries.py", "tests/test_commitment.py", "tests/certificates/test_public.py")
-HOSTILE = ("tests/test_hostile_files.py", "tests/cli/test_cli_hostile.py")
-FAULTS = ("tests/test_files.py", "tests/sweeps/test_journal.py", "tests/sweeps/test_engine.py",
+HOSTILE = ("tests/test_hostile_files.py", "tests/test_costs.py", "tests/cli/test_cli_hostile.py")
+FAULTS = ("tests/test_durability.py", "tests/test_files.py", "tests/sweeps/test_journal.py", "tests/sweeps/test_engine.py",
           "tests/cli/test_cli_process.py")  # fmt: skip
 
 
