@@ -26,7 +26,7 @@ model = nn.Sequential(
     nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 64, 3, stride=2), nn.BatchNorm2d(64), nn.ReLU(),
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
 ).eval()
-stained, key = sl.stain(sl.Target(model, (3, 224, 224)), "2", seed=0)
+stained, key = sl.stain(sl.Target(model, (3, 224, 224)), site="2", seed=0)
 data = Images.from_folder(sys.argv[1])
 rows = attack(stained, key, data, ["fp16", "fine-tune-all"], strengths=[1e-3], limit=int(sys.argv[2]), decoys=24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, " ".join(f"{row.performance:.3f}" for row in rows))
