@@ -250,7 +250,7 @@ def test_deltas_with_large_blocks_are_not_applied(tmp_path: Path) -> None:
 def test_a_commitment_with_many_timestamps(tmp_path: Path) -> None:
     from stainlock import Signer, commit
 
-    stained, key = stain(models.mlp(), "fc", seed=1)
+    stained, key = stain(models.mlp(), site="fc", seed=1)
     facts = json.loads(commit(stained, key, Signer.new()).to_json())
     for change, message in (
         ({"timestamps": ["AAAA"] * 20_000}, "timestamps must be at most 32, it has 20000"),

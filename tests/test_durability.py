@@ -302,7 +302,7 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path: Path, monkeypatch: py
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    stained, key = stain(BASE, "fc", seed=1)
+    stained, key = stain(BASE, site="fc", seed=1)
     monkeypatch.setattr(os, name, full)
     for write in (lambda path: key.save(path), lambda path: save_bundle(stained, path),
                   lambda path: diff(BASE, stained).save(path)):  # fmt: skip
@@ -336,7 +336,7 @@ def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_umask")
 def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
-    stained, key = stain(BASE, "fc", seed=1)
+    stained, key = stain(BASE, site="fc", seed=1)
     key.save(tmp_path / "key")
     diff(BASE, stained).save(tmp_path / "delta")
     save_bundle(stained, tmp_path / "bundle")
@@ -399,7 +399,7 @@ def test_manifests_without_a_checksum_or_with_nearly_the_right_one_are_refused(t
 
 
 def test_digests_are_compared_to_their_last_digit(tmp_path: Path) -> None:
-    stained, key = stain(BASE, "fc", seed=1)
+    stained, key = stain(BASE, site="fc", seed=1)
     digest = model_digest(stained.model)
     assert is_state(stained.model.state_dict(), digest)
     for near in (altered(digest), digest[:8], digest[:8] + "0" * 56, digest[:-1], digest + "0"):

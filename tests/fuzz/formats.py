@@ -58,7 +58,7 @@ class Format:
 def owner() -> tuple[Target, Target, Key]:
     """A model, the same stained, and the key; whoever uses them leaves them as they are."""
     base = dataclasses.replace(models.mlp(), reference="nets.py:make")
-    stained, key = stain(base, "fc", seed=1)
+    stained, key = stain(base, site="fc", seed=1)
     return base, stained, key
 
 
@@ -66,7 +66,7 @@ def owner() -> tuple[Target, Target, Key]:
 
 
 def _keys() -> list[bytes]:
-    more = stain(models.conv_net(), "conv", seed=2, additive=True)[1]
+    more = stain(models.conv_net(), site="conv", seed=2, additive=True)[1]
     return [owner()[2].to_bytes(), more.to_bytes()]
 
 
