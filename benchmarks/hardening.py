@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FORGERIES = ("tests/test_forgeries.py", "tests/test_commitment.py", "tests/certificates/test_public.py")
 HOSTILE = ("tests/test_hostile_files.py", "tests/test_costs.py", "tests/cli/test_cli_hostile.py")
-FAULTS = ("tests/test_durability.py", "tests/test_files.py", "tests/sweeps/test_journal.py", "tests/sweeps/test_engine.py",
-          "tests/cli/test_cli_process.py")  # fmt: skip
+FAULTS = ("tests/test_durability.py", "tests/test_files.py", "tests/sweeps/test_journal.py",
+          "tests/sweeps/test_engine.py", "tests/cli/test_cli_process.py")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Options:
 
     def output(self, name: str, command: list[str], **environment: str) -> tuple[int, str]:
         """Exit status and output of a command, which is kept in a file."""
-        paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+        own = ("src", "benchmarks", "tests", "tests/fuzz")
+        paths = [*(str(ROOT / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         done = subprocess.run(
             [sys.executable, *command], cwd=ROOT, env=variables | environment, text=True,
