@@ -231,3 +231,10 @@ def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> No
         with torch.no_grad():
             logits.append(stained.predict(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))))
     assert float((logits[0] - logits[1]).abs().max()) <= 1e-4 * float(logits[0].abs().max())
+
+
+def test_a_long_message_gets_a_site_that_holds_it() -> None:
+    """The site that suits a stain best, in ResNet20 of dimension 288, holds 10 bytes; another holds more."""
+    base = models.real("resnet20_cifar10")
+    short, long = (stain(base, schema="weight", message=text, seed=0)[1] for text in ("short", "seventeen letters"))
+    assert short.dimension < long.dimension

@@ -225,10 +225,11 @@ def _standing_out(network: Network, site: Site, k: int, present: float, response
     return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
 
 
-def choose_site(network: Network, *, additive: bool, channels: int = 1) -> Site:
+def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = _GOOD_DIMENSION) -> Site:
     """The site with the lowest relative channel cost, of those with a good dimension and a small patch.
 
-    Where no site has both, the dimension counts first, then the patch. ``channels`` is the number a message needs.
+    Where no site has both, the dimension counts first, then the patch. ``channels`` and ``dimension`` are what a
+    message needs.
     """
     usable = [s for s in network.sites.values() if (s.additive_problem if additive else s.problem) is None]
     roomy = [s for s in usable if s.channels >= channels and s.groups == 1 and s.kind != "transposed"]
@@ -237,7 +238,7 @@ def choose_site(network: Network, *, additive: bool, channels: int = 1) -> Site:
     if not usable:
         reasons = sorted({s.problem or "" for s in network.sites.values()})
         raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
-    wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
+    wide = [s for s in usable if s.dimension >= dimension] or _widest(usable)
     image = math.prod(network.target.input_shape[1:])
     small = [s for s in wide if math.prod(s.patch) <= _GOOD_PATCH * image]
     if not small:
@@ -275,8 +276,10 @@ def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, me
         return network.site(name)
     if schema == "output":
         return choose_output_site(network)
-    channels = places_needed(message) if schema == "activation" and message else 1
-    return choose_site(network, additive=adds, channels=channels)
+    places = places_needed(message) if message else 1
+    if schema == "activation":
+        return choose_site(network, additive=adds, channels=places)
+    return choose_site(network, additive=adds, dimension=max(places, _GOOD_DIMENSION))
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:
