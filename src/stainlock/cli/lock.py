@@ -71,8 +71,8 @@ def _convolutional_options(verb: Any) -> Any:
         click.option("--detectors", type=click.IntRange(min=1), help="Detectors that must all be present (1)."),
         click.option(
             "--gates",
-            metavar="N|all|NAME,NAME",
-            help="Of a keyed lock: layers that get a gate, by number or name (spread: one of every two). Of others:"
+            metavar="N|spread|NAME,NAME",
+            help="Of a keyed lock: layers that get a gate, so many, one of every two, or by name (all). Of others:"
             " blocks whose gates are turned (as many new ones as it takes, or 1).",
         ),
         click.option(

@@ -50,7 +50,7 @@ def lock_keyed(
     tile: int | None = None,
     patch: tuple[int, int] | None = None,
     carrier: str | None = None,
-    gates: str | int | Sequence[str] = "spread",
+    gates: str | int | Sequence[str] = "all",
     rounds: int = ROUNDS[0],
     seed: int | None = None,
     progress: Progress | None = None,
@@ -59,7 +59,7 @@ def lock_keyed(
 
     - ``bits`` of the key (128), ``tile`` in pixels and ``patch`` (rows, columns) in pixels: by input size.
     - ``carrier``: ``patch`` is the image's corner; ``strip`` adds rows above the image, which the network does not see.
-    - ``gates``: ``spread`` (one of every two layers), ``all``, a number of them, or names of layers.
+    - ``gates``: ``all`` layers that can have one, ``spread`` (one of every two), a number of them, or names of layers.
     - ``rounds`` of the cipher: 8, 12 or 20.
     """
     if rounds not in ROUNDS:

@@ -5,9 +5,11 @@ once: a layer that is called twice, or whose weight is used without calling it, 
 everywhere. That is found out by running the model on one image and on two: the axis of a layer's input that doubles
 is the one of images.
 
-Layers are taken in the order in which they run. ``spread`` takes one of every two, the one with fewer values to
-permute; so no two layers in a row are left as they were trained. An attacker who fine-tunes such a file does no better
-than with random weights, while few gates leave him long unbroken stretches of the network.
+By default every such layer has a gate. CIFAR's ResNet20, fine-tuned by a thief with 1000 labels for 125 steps, then
+comes 1 point above random weights; with a gate in front of one of every two layers 2 to 4 points, of one of three 6:
+layers left as they were trained help him, wherever they are. Gates cost little: what they copy is little beside what
+their layers compute. ``spread`` takes one of every two layers in the order in which they run, the one with fewer
+values to permute, for who needs the last percent of speed.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Candidate:
         return self.values // self.gated.width
 
 
-def place_gates(target: Target, gates: str | int | Sequence[str] = "spread") -> list[Gated]:
-    """The layers to gate: ``spread``, ``all``, so many spread evenly, or those named."""
+def place_gates(target: Target, gates: str | int | Sequence[str] = "all") -> list[Gated]:
+    """The layers to gate: ``all``, ``spread``, so many spread evenly, or those named."""
     found = candidates(target)
     if not isinstance(gates, str | int):
         return _named(target, found, list(gates))
@@ -64,7 +66,7 @@ def place_gates(target: Target, gates: str | int | Sequence[str] = "spread") -> 
     elif isinstance(gates, int) and not isinstance(gates, bool) and 1 <= gates <= len(usable):
         count = gates
     else:
-        raise ValueError(f"expected gates spread, all, names of layers, or a number up to {len(usable)}, got {gates!r}")
+        raise ValueError(f"expected gates all, spread, names of layers, or a number up to {len(usable)}, got {gates!r}")
     edges = [round(i * len(usable) / count) for i in range(count + 1)]
     runs = [usable[a:b] for a, b in pairwise(edges)]
     return [min(run, key=lambda c: c.values).gated for run in runs]
