@@ -7,6 +7,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+DOCS_STAMP := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
@@ -14,7 +15,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-exact test-slow demo bench format clean
+.PHONY: help setup test test-exact test-slow demo docs bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +50,14 @@ test-slow: setup ## the slow tests
 demo: setup ## stain, verify and lock a real ImageNet model; writes demo-output/
 	$(BIN)/stainlock demo --out demo-output
 
+docs: $(DOCS_STAMP) ## build the documentation into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	$(INSTALL) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 bench: setup ## measure the stains side by side
 	$(BIN)/python benchmarks/stains.py
 
@@ -56,6 +65,6 @@ format: setup ## sort imports, fix what can be fixed, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove .venv, caches, builds and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output
+clean: ## remove .venv, caches, builds, the site and the demo's output
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

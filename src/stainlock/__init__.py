@@ -1,4 +1,4 @@
-"""Stain trained vision models by editing a few of their weights, and prove it later.
+"""Stain and lock trained vision models by editing their weights.
 
 The functions here carry the names of the command line's verbs. ``import stainlock`` itself imports next to nothing: a
 name's module, and torch with it, is loaded when the name is first used.

@@ -82,7 +82,7 @@ class _Verbs(click.Group):
 @click.version_option(__version__, prog_name="stainlock", message="%(prog)s %(version)s")
 @click.pass_context
 def stainlock(context: click.Context) -> None:
-    """Stain trained vision models by editing a few of their weights, and prove it later.
+    """Stain trained vision models, to prove later that they are yours, and lock them.
 
     MODEL is torchvision:NAME, timm:NAME, FILE.py:FACTORY, or a bundle directory.
 

@@ -168,6 +168,14 @@ def moved_mean(norm: nn.Module, deviations: Tensor) -> Values:
     }
 
 
+def without_statistics(norm: nn.Module) -> Values:
+    """The same function with μ = 0 and σ² = 1 − ε: γ' = g and β' = h hold all of it. Empty where there is no γ or β."""
+    if not (has(norm, "weight") and has(norm, "bias")):
+        return {}
+    affine = affine_of(norm)
+    return {"running_mean": 0.0, "running_var": 1.0 - epsilon(norm), "weight": affine.g, "bias": affine.h}
+
+
 def rescaled(norm: nn.Module, factors: Tensor, added: Tensor, *, variance: bool) -> Values:
     """The norm behind a layer whose outputs y became κ(y + added): (κy − κμ)/√(κ²(σ² + ε)) is what it was."""
     values: Values = {"running_mean": factors * (exact(norm, "running_mean") + added)}

@@ -277,7 +277,7 @@ def test_models_without_a_layer_to_gate() -> None:
     with pytest.raises(ModelError, match="no layer to gate"):
         sl.lock(Target(grouped, (3, 32, 32)), kind="keyed")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # it is deprecated, and in use
         plain = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
         quantised = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})
     with pytest.raises(ModelError, match="lock the model before quantising"):

@@ -20,7 +20,7 @@ from stainlock.evaluation import read_image
 from stainlock.locks.keyed import certify_keyed
 
 MODEL = f"{zoo.__file__}:resnet20_cifar10"
-TRUSTED = ["--trust-code", "--quiet"]
+TRUSTED = ["--model", MODEL, "--quiet"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path | int) -> tuple[int, dict[str, Any]]:
@@ -70,15 +70,15 @@ def test_from_lock_to_original(tmp_path: Path, data: Path, capsys: pytest.Captur
     assert status == 0
     levels = read_image(tmp_path / "open" / "3.png", (3, 32 if carrier == "patch" else 34, 32))
     before = read_image(data / "3.png", (3, 32, 32))
-    locked = load_bundle(out, trust_code=True)
+    locked = load_bundle(out, model=MODEL)
     given = locked.normalise(locked.from_bytes(levels)[None])
     assert torch.allclose(given, secret.unlock(before[None]), atol=1e-6)
     png = sl.locks.Unlock.from_png(trigger, mean=locked.mean, std=locked.std, carrier=carrier)
     assert torch.allclose(png(before[None]), given, atol=1e-6)
 
-    status, _ = run(capsys, "unlock", "--model", out, "--key", key, "--out", tmp_path / "original", *TRUSTED)
+    status, _ = run(capsys, "unlock", "--model", out, "--key", key, "--out", tmp_path / "original", "--code", MODEL)
     assert status == 0
-    original = load_bundle(tmp_path / "original", trust_code=True)
+    original = load_bundle(tmp_path / "original", model=MODEL)
     assert models.same_state(original.model, models.real("resnet20_cifar10").model)
 
     status, facts = run(capsys, "certify", out, "--key", key, *TRUSTED)

@@ -210,13 +210,13 @@ class Reordered(Tensor):
     """``x[π]``, for a layer that can be given W'[:, π⁻¹] and x instead; whoever else looks gets ``x[π]``."""
 
     order: Tensor
-    inverse: Tensor
+    undone: Tensor  # π⁻¹
     gated: Gated
 
     @staticmethod
     def of(x: Tensor, order: Tensor, inverse: Tensor, gated: Gated) -> Reordered:
         own = x.as_subclass(Reordered)
-        own.order, own.inverse, own.gated = order, inverse, gated
+        own.order, own.undone, own.gated = order, inverse, gated
         return own
 
     @classmethod
@@ -224,7 +224,7 @@ class Reordered(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in (F.conv2d, F.linear) and isinstance(args[0], Reordered):
                 x, weight, *others = args
-                columns = weight.index_select(1, x.inverse)
+                columns = weight.index_select(1, x.undone)
                 return func(x.as_subclass(Tensor), columns, *others, **(kwargs or {}))
             args, kwargs = tree_map_only(Reordered, _in_order, (args, kwargs or {}))
             return func(*args, **kwargs)

@@ -13,22 +13,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from stainlock.network.norms import Values, affine_of, epsilon, is_batch_norm
+from stainlock.network.norms import is_batch_norm, without_statistics
 from stainlock.plan import Write, write
-from stainlock.tensors import has
 
 PART = "statistics"
 
 
 def statistics_writes(model: nn.Module) -> list[Write]:
     """Writes that move the statistics of every batch norm into its scale and shift."""
-    writes = []
-    for name, module in model.named_modules():
-        if not (is_batch_norm(module) and has(module, "weight") and has(module, "bias")):
-            continue
-        affine = affine_of(module)
-        values: Values = {
-            "running_mean": 0.0, "running_var": 1.0 - epsilon(module), "weight": affine.g, "bias": affine.h,
-        }  # fmt: skip
-        writes += [write(model, f"{name}.{key}" if name else key, (None,), new, PART) for key, new in values.items()]
-    return writes
+    return [
+        write(model, f"{name}.{key}" if name else key, (None,), value, PART)
+        for name, module in model.named_modules() if is_batch_norm(module)
+        for key, value in without_statistics(module).items()
+    ]  # fmt: skip

@@ -1,0 +1,97 @@
+"""What mkdocs can't take from docs/*.md as it stands: pages made of other files, of `--help` and of docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import stainlock as sl
+from stainlock.cli.app import VERBS, stainlock
+
+ROOT = Path(__file__).parents[1]
+# Files at the top of the checkout, and the pages they become.
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+# What a page asks a server for by itself.
+LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*\s(?:src|href)="?(https?:[^\s">]+)""")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for name, page in TOP.items():
+        files.append(File.generated(config, page, content=_from_the_top((ROOT / name).read_text(encoding="utf-8"))))
+    files.append(File.generated(config, "reference.md", content=_reference()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    for name, made in TOP.items():
+        markdown = markdown.replace(f"](../{name}", f"]({made}")
+    folder, _, file = page.file.src_uri.rpartition("/")
+    verb = file.removesuffix(".md")
+    if folder == "verbs" and verb in VERBS:
+        markdown += f"\n## Options\n\n{_options(verb)}"
+    return markdown
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Readers' browsers must not ask other servers for scripts, styles, fonts or images."""
+    for page in Path(config.site_dir).rglob("*.html"):
+        if found := LOADED.search(page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page} loads {found[1]}: expected nothing from other servers")
+
+
+def _from_the_top(markdown: str) -> str:
+    """The same text with links as they are from docs/, where the page is put."""
+    for name, page in TOP.items():
+        markdown = markdown.replace(f"]({name}", f"]({page}")
+    return markdown.replace("](docs/", "](")
+
+
+def _options(verb: str) -> str:
+    command = stainlock.get_command(click.Context(stainlock), verb)
+    assert command is not None
+    context = click.Context(command, info_name=f"stainlock {verb}", max_content_width=1000, terminal_width=1000)
+    rows = [
+        record
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
+    ]
+    usage = " ".join(command.get_usage(context).split())
+    listed = [f"`{_line(names)}`\n:   {_escaped(_line(text))}\n" for names, text in rows]
+    return "\n".join([f"`{usage.removeprefix('Usage: ')}`", "", *listed])
+
+
+def _line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _escaped(text: str) -> str:
+    """Square brackets are not links here."""
+    return re.sub(r"([\[\]])", r"\\\1", text)
+
+
+def _reference() -> str:
+    """Every public name under the kind of thing it is, described by its own docstring."""
+    things = {name: getattr(sl, name) for name in sorted(sl.__all__, key=str.lower)}
+    errors = {name for name, thing in things.items() if inspect.isclass(thing) and issubclass(thing, Exception)}
+    classes = {name for name, thing in things.items() if inspect.isclass(thing)} - errors
+    sections = {
+        "Functions": [name for name in things if name not in classes | errors],
+        "Classes": [name for name in things if name in classes],
+        "Errors": [name for name in things if name in errors],
+    }
+    page = (
+        "# Python reference\n\nEverything here is in the package itself: `import stainlock as sl`, then `sl.stain`.\n"
+    )
+    for title, names in sections.items():
+        page += f"\n## {title}\n"
+        for name in names:
+            page += f"\n::: {things[name].__module__}.{name}\n"
+    return page
