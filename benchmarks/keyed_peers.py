@@ -4,8 +4,8 @@
   DAC 2020), which the device multiplies back.
 - ``four shuffled layers (ShadowNet's form)``: secret orders of the inputs of a few layers (Sun and others, S&P 2023).
 - ``secret weights (NNSplitter's form)``: the weights that matter most, one of a thousand by |weight · gradient| of
-  the model's own answers, are kept by the device; the file has others of the layer's size in their place (Zhou and others, ICML
-  2023).
+  the model's own answers, are kept by the device; the file has others of the layer's size in their place (Zhou and
+  others, ICML 2023).
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ So the thief looks for the permutation that makes
 
     Σ_{i<j} z(cos(w'_i, w'_j)) · z(r_{π(i)π(j)})  −  Σ_i (z(log |w'_i|) − z(log R_{π(i)π(i)}))²
 
-largest, z for standardised and r for R with a diagonal of ones: a quadratic assignment. Layers are solved in the order in which they run, since a layer's
-R needs the gates before it. Images need no labels. `match-norms` has the second sum alone, which ranks solve.
+largest, z for standardised and r for R with a diagonal of ones: a quadratic assignment. Layers are solved in the order
+in which they run, since a layer's R needs the gates before it. Images need no labels. `match-norms` has the second sum
+alone, which ranks solve.
 """
 
 from __future__ import annotations
