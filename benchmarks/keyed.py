@@ -201,9 +201,8 @@ def gates(name: str, target: Target, options: argparse.Namespace) -> None:
                 if gated.layer not in norms:
                     cells.append("no batch norm")
                     continue
-                wanted, told = expected_means(norms[gated.layer], way)
-                taps = own.sum(2).T[told]
-                cells.append(hits(order_by_means(taps, inputs.mean((1, 2)), wanted[told]), order))
+                wanted, scale = expected_means(norms[gated.layer], way)
+                cells.append(hits(order_by_means(own, inputs, wanted, scale, generator), order))
             row(number, gated.layer, gated.width, *cells)
 
 

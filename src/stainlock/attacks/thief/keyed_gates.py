@@ -90,7 +90,7 @@ def _sampled(layer: nn.Module, gated: Gated, x: Tensor, generator: torch.Generat
         flat = x.transpose(0, 1).flatten(1)
     else:
         flat = x.movedim(gated.channels, 0).flatten(1)
-    chosen = torch.randperm(flat.shape[1], generator=generator)[:_SAMPLES]
+    chosen = torch.randint(flat.shape[1], (min(_SAMPLES, flat.shape[1]),), generator=generator)
     return flat[:, chosen].view(gated.width, taps, -1)
 
 
