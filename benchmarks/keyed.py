@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--thief-images", type=int, default=300, help="unlabelled images of the thief (300)")
     parser.add_argument("--labels", type=int, nargs="*", default=[100, 1000, 4000], help="labelled images of the thief")
     parser.add_argument("--steps", type=int, default=250, help="of fine-tuning (250)")
+    parser.add_argument("--starts", type=int, default=30, help="of match-covariance in part gates (30)")
+    parser.add_argument("--widest", type=int, default=4096, help="channels of the gates in part gates, at most")
     parser.add_argument("--quick", action="store_true", help="ResNet20, one key, few images and steps")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -167,9 +169,8 @@ def attacks(name: str, target: Target, options: argparse.Namespace) -> None:
                     break
                 found.append(right(left.target or locked, data, left.unlock))
             best, mean = (max(found), sum(found) / len(found)) if found else ("", "")
-            row(
-                attack, known.needs if attack not in TRAINED else strength, strength, best, mean, f"{seconds:.0f}", note
-            )
+            needs = str(strength) if attack in TRAINED else known.needs
+            row(attack, needs, str(strength), best, mean, f"{seconds:.0f}", note)
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -192,10 +193,14 @@ def gates(name: str, target: Target, options: argparse.Namespace) -> None:
         file, structure = keyed_file(locked)
         orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
         kept, moved = (norms_behind(own, structure.gates, images) for own in (target, file))
-        generator = torch.Generator().manual_seed(number)
         for gated, (order,) in zip(structure.gates, orders, strict=True):
+            if gated.width > options.widest:
+                continue
+            generator = torch.Generator().manual_seed(number)
             inputs, own = given_to(target, gated, images, generator), columns(file, gated)
-            by_norms, by_covariance = (best_order(own, inputs, starts=n, generator=generator) for n in (0, 30))
+            by_norms, by_covariance = (
+                best_order(own, inputs, starts=n, generator=generator) for n in (0, options.starts)
+            )
             cells = [hits(by_norms, order), hits(by_covariance, order)]
             for norms, way in ((kept, "means"), (moved, "shifts")):
                 if gated.layer not in norms:

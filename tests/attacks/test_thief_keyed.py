@@ -72,7 +72,8 @@ def test_without_labels_it_stays_locked(attack: str, strength: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "attack", ["force-signal", "remove-blocks", "constant-gates", "guess-gains", "match-statistics"]
+    "attack",
+    ["force-signal", "remove-blocks", "constant-gates", "guess-gains", "match-statistics", "excite-silent-channels"],
 )
 def test_attacks_on_other_locks_say_that_they_do_not_apply(attack: str) -> None:
     own = all_attacks()[attack]

@@ -60,7 +60,8 @@ def best_order(own: Tensor, inputs: Tensor, *, starts: int, generator: torch.Gen
 
 def _root(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
 
 
 def _standard(matrix: Tensor) -> Tensor:
