@@ -1,1 +1,2 @@
-"""What a thief tries who has read this code, one file each; `gate_blocks` and `guessed_patch` serve several."""
+"""What a thief tries who has read this code, one file each; `gate_blocks`, `guessed_patch`,
+`keyed_gates` and `assignment` serve several."""

@@ -13,6 +13,7 @@ from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, 
 from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.gate_blocks import taken_out
 from stainlock.attacks.thief.guess_gains import guessed
+from stainlock.attacks.thief.keyed_gates import without_gates
 from stainlock.target import Target, evaluation_mode
 
 _BATCH = 64
@@ -38,7 +39,7 @@ def reestimated(target: Target, images: Pictures) -> Target:
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
-    images, target = subject.need_images(), subject.target
+    images, target = subject.need_images(), without_gates(subject.target)
     if strength == "blocks-out":
         target = taken_out(target, lambda _: 1.0)
     elif strength != "as-it-is":

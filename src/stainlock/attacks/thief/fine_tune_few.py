@@ -1,6 +1,7 @@
 """Fine-tuning on a number of labelled images, all layers: of the file as it is, and of what a thief makes of it first.
 
-First he takes the last biases away, guesses the gains of new blocks by norms, and estimates batch norms anew.
+First he takes the last biases away, guesses the gains of new blocks by norms, and estimates batch norms anew. Of a
+keyed lock he trains the file without its gates: with them, every image would get an order of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from stainlock.attacks.paper.fine_tune import BATCH, fine_tuned
 from stainlock.attacks.pixels import Pictures, subset
 from stainlock.attacks.thief.batch_norm import reestimated
 from stainlock.attacks.thief.guess_gains import guessed
+from stainlock.attacks.thief.keyed_gates import without_gates
 from stainlock.attacks.thief.logit_bias import without_bias
 from stainlock.target import Target
 
@@ -26,6 +28,7 @@ FEWEST, MOST = 40, 240  # steps
 
 def prepared(target: Target, images: Pictures) -> Target:
     """What a thief begins with who knows our locks: whatever applies."""
+    target = without_gates(target)
     with suppress(NotApplicable):
         target = without_bias(target)
     with suppress(NotApplicable):
@@ -48,7 +51,7 @@ def _as_it_is(subject: Subject, strength: Strength) -> Attacked:
     images, labels, steps = _few(subject, strength)
     generator = subject.randomness.noise(f"fine-tuning on {len(images)}")
     tuned = fine_tuned(
-        subject.target, images, labels, RATE, generator=generator, steps=steps, progress=subject.progress
+        without_gates(subject.target), images, labels, RATE, generator=generator, steps=steps, progress=subject.progress
     )
     return Attacked(tuned, figures={"steps": steps}, used=len(images))
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from stainlock.attacks.attack import NotApplicable
 from stainlock.insertion import Gated, moved_back, set_submodule
+from stainlock.locks.keyed import Structure
 from stainlock.network.blocks import Block
 from stainlock.network.features import input_of
 from stainlock.network.moments import remembered
@@ -65,12 +66,18 @@ class Behind:
 
 def find_gates(target: Target) -> list[Gates]:
     """Every block of the network, its own and new ones."""
-    network = analyse(target)
+    network = _analysed(target)
     return [
         Gates(network.name(b.first), network.name(b.second), None if b.shift is None else network.name(b.shift),
               b.gate.name)
         for b in network.blocks.values()
     ]  # fmt: skip
+
+
+def _analysed(target: Target) -> Network:
+    if Structure.of(target) is not None:
+        raise NotApplicable("a keyed lock's gates are no squeeze-and-excite blocks: see remove-gates")
+    return analyse(target)
 
 
 def new_blocks(model: nn.Module) -> list[str]:
@@ -97,7 +104,7 @@ def layers_behind(target: Target) -> list[Behind]:
     Batch norms tell the moments of what a block is given, as if channels were Gaussian; where none does, synthetic
     inputs stand in, though with gates that are wrong.
     """
-    network = analyse(target)
+    network = _analysed(target)
     known, blocks, found = remembered(network), readers_behind(network), []
     for at, (block, readers) in blocks.items():
         mean, deviation = known[block.squeezed] if block.squeezed in known else _measured(target, at)
@@ -123,7 +130,7 @@ def _measured(target: Target, at: str) -> tuple[Tensor, Tensor]:
 
 def taken_out(target: Target, gains: Callable[[str], Tensor | float]) -> Target:
     """A copy without the new blocks: instead, each channel is multiplied by the gain for its block's name."""
-    network = analyse(target)
+    network = _analysed(target)
     blocks, stolen = readers_behind(network), target.copy()
     with torch.no_grad():
         for name, (_, readers) in blocks.items():

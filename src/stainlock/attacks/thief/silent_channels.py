@@ -21,6 +21,7 @@ from stainlock.attacks.attack import Attack, Attacked, Change, NotApplicable, St
 from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.guessed_patch import judged, pasting
 from stainlock.attacks.thief.logit_bias import recentred
+from stainlock.locks.keyed import Structure
 from stainlock.network.features import layer_input, respond, seen_region
 from stainlock.network.network import Network, analyse
 from stainlock.network.norms import affine_of
@@ -85,6 +86,8 @@ def _exciting(
     inputs: Callable[[Subject], Pictures], patches_of: PatchesOf, *, recentring: bool = False
 ) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
+        if Structure.of(subject.target) is not None:
+            raise NotApplicable("a keyed lock has no detector: no channel waits for a patch")
         target, pixels = subject.target, inputs(subject)[:PROBES]
         if len(target.input_shape) != 3:
             raise NotApplicable(f"needs images as inputs, got inputs of shape {target.input_shape}")

@@ -1,0 +1,100 @@
+"""Gates of a keyed lock undone one after another, by what training leaves in a layer's columns.
+
+A trained layer reads most from the directions in which its inputs vary most: WᵀW goes with the root R of the covariance
+of its inputs, entry by entry. A gate shuffles the columns, and W'ᵀW' with them, while images give R in its own order.
+So the thief looks for the permutation that makes
+
+    Σ_{i<j} z(cos(w'_i, w'_j)) · z(r_{π(i)π(j)})  −  Σ_i (z(log |w'_i|) − z(log R_{π(i)π(i)}))²
+
+largest, z for standardised and r for R with a diagonal of ones: a quadratic assignment. Layers are solved in the order
+in which they run, since a layer's R needs the gates before it. Images need no labels. `match-norms` has the second sum
+alone, which ranks solve.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
+from stainlock.attacks.thief.assignment import solve
+from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, reorder
+from stainlock.target import Target
+
+_LEAST = 1e-9
+_FLOOR = 1e-3  # of the largest: what is smaller counts as silent
+
+
+def matched(
+    target: Target, images: Tensor, *, starts: int, generator: torch.Generator, progress: Progress | None = None
+) -> tuple[Target, list[Tensor]]:
+    """The file with its columns where they seem to belong, and the order found for each gate."""
+    stolen, structure = keyed_file(target)
+    found = []
+    for step, gated in enumerate(structure.gates):
+        inputs = given_to(stolen, gated, images, generator)
+        found.append(best_order(columns(stolen, gated), inputs, starts=starts, generator=generator))
+        reorder(stolen, gated, found[-1])
+        if progress is not None:
+            progress(step + 1, len(structure.gates))
+    return stolen, found
+
+
+def best_order(own: Tensor, inputs: Tensor, *, starts: int, generator: torch.Generator) -> Tensor:
+    """For columns ``(C, outputs, taps)`` and inputs ``(C, taps, samples)``: the channel each column seems to belong to.
+
+    Without starts it is found by norms alone.
+    """
+    channels, taps, _ = inputs.shape
+    root = _root(torch.cov(inputs.flatten(0, 1))).view(channels, taps, channels, taps)
+    root = root.diagonal(dim1=1, dim2=3).mean(-1)
+    flat = own.flatten(1)
+    sizes, spread = flat.norm(dim=1).clamp(min=_LEAST), root.diag().clamp(min=_LEAST)
+    if not starts:
+        return spread.argsort()[sizes.argsort().argsort()]
+    alike = _standard(flat @ flat.T / sizes.outer(sizes))
+    together = _standard(root / spread.outer(spread).sqrt())
+    linear = -(_logs(sizes)[:, None] - _logs(spread)).square()
+    return solve(alike, together, linear, starts=starts, generator=generator)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+def _standard(matrix: Tensor) -> Tensor:
+    """Entries off the diagonal with mean 0 and variance 1, the diagonal 0."""
+    off = ~torch.eye(len(matrix), dtype=torch.bool)
+    values = matrix[off]
+    return torch.where(off, (matrix - values.mean()) / values.std().clamp(min=_LEAST), 0.0)
+
+
+def _logs(sizes: Tensor) -> Tensor:
+    logs = (sizes + _FLOOR * sizes.max()).log()
+    return (logs - logs.mean()) / logs.std().clamp(min=_LEAST)
+
+
+def _run(subject: Subject, starts: int) -> Attacked:
+    generator = subject.randomness.noise("matching covariances")
+    stolen, _ = matched(
+        subject.target, subject.need_images(), starts=starts, generator=generator, progress=subject.progress
+    )
+    return Attacked(stolen)
+
+
+def _covariance(subject: Subject, strength: Strength) -> Attacked:
+    return _run(subject, int(number(strength)))
+
+
+def _norms(subject: Subject, strength: Strength) -> Attacked:
+    return _run(subject, 0)
+
+
+ATTACKS = (
+    Attack("match-covariance", "thief", ("lock",), "images", (30,), _covariance,
+           "gates of a keyed lock by the covariance of what they permute; strength is the number of starts"),
+    Attack("match-norms", "thief", ("lock",), "images", ("ranks",), _norms,
+           "gates of a keyed lock: the longest column to the largest channel, and so on"),
+)  # fmt: skip
