@@ -16,6 +16,7 @@ from stainlock.gating.gates import Gated
 from stainlock.locks.keyed import Structure, file_view
 from stainlock.target import Target, evaluation_mode
 
+IMAGES = 512  # of a thief's images, as many as statistics of channels are taken of
 _BATCH = 64
 _SAMPLES = 8000  # positions of all images that statistics are taken of
 _WIDEST = 1200  # channels times taps: beyond it, kernels are looked at as if they had one tap

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
 from stainlock.attacks.thief.assignment import solve
-from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, reorder
+from stainlock.attacks.thief.keyed_gates import IMAGES, columns, given_to, keyed_file, reorder
 from stainlock.target import Target
 
 _LEAST = 1e-9
@@ -79,7 +79,7 @@ def _logs(sizes: Tensor) -> Tensor:
 def _run(subject: Subject, starts: int) -> Attacked:
     generator = subject.randomness.noise("matching covariances")
     stolen, _ = matched(
-        subject.target, subject.need_images(), starts=starts, generator=generator, progress=subject.progress
+        subject.target, subject.need_images()[:IMAGES], starts=starts, generator=generator, progress=subject.progress
     )
     return Attacked(stolen)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.thief.assignment import assign, climb, solve, value
-from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, norms_behind, reorder
+from stainlock.attacks.thief.keyed_gates import IMAGES, columns, given_to, keyed_file, norms_behind, reorder
 from stainlock.target import Target
 
 _RIDGE = 1e-4  # of the mean eigenvalue
@@ -77,7 +77,7 @@ def order_by_means(own: Tensor, inputs: Tensor, wanted: Tensor, scale: Tensor, g
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
     generator = subject.randomness.noise("solving means")
-    return Attacked(solved(subject.target, subject.need_images(), str(strength), generator)[0])
+    return Attacked(solved(subject.target, subject.need_images()[:IMAGES], str(strength), generator)[0])
 
 
 ATTACK = Attack("solve-means", "thief", ("lock",), "images", ("means", "shifts"), _run,
