@@ -15,7 +15,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-exact test-slow demo docs bench format clean
+.PHONY: help setup test test-exact test-slow fuzz mutants hardening demo docs bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,16 @@ test-exact: setup ## the tests of exactness, with the kernels of a plain process
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
+mutants: setup ## try deliberate mistakes on the tests, one at a time; half an hour
+	$(ONE_THREAD) $(BIN)/python benchmarks/mutants.py
+
+hardening: setup ## one table: files, forgeries and faults tried, mutants caught, p-values checked
+	$(BIN)/python benchmarks/hardening.py
+
+# FUZZ_CASES files of each format (default 10000), from seed FUZZ_SEED on; those that do harm are kept in fuzz-found/.
+fuzz: setup ## many wrong files of every format, read with limits of time and memory
+	$(ONE_THREAD) PYTHONPATH=tests:tests/fuzz:benchmarks $(BIN)/python tests/fuzz/run.py
+
 demo: setup ## stain, verify and lock a real ImageNet model; writes demo-output/
 	$(BIN)/stainlock demo --out demo-output
 
@@ -66,5 +76,5 @@ format: setup ## sort imports, fix what can be fixed, format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches, builds, the site and the demo's output
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output site
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo-output fuzz-found site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

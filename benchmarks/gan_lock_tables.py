@@ -72,7 +72,7 @@ def stains(subject: Subject, console: Console, images: int) -> Target:
     noise = noise_data(subject.generator, images, noise=subject.noise, seed=100).pixels
     first: Target | None = None
     for site in sites:
-        stained, key = stain(subject.generator, site, seed=0)
+        stained, key = stain(subject.generator, site=site, seed=0)
         data = noise_data(subject.generator, 2000, noise=subject.noise, seed=5)
         bounds = certify(stained, key, data, level="image")
         exact = ""

@@ -1,320 +1,318 @@
-"""The keyed lock on real weights, in parts: ``python benchmarks/keyed.py --parts ruin attacks labels`` or ``--quick``.
+"""What a keyed lock costs and how well it holds, on real models: ``python benchmarks/keyed.py --parts exact latency``.
 
-- ``ruin``: the original with the patch, unlocked, without the patch, with another key's patch and with one bit wrong.
-- ``attacks``: what every attack that needs no labels leaves; with ``--labels`` so many images also have labels for the
-  attacks that train gates (`relax-permutation`, `relax-signs`, `stitch`).
-- ``gates``: for each gate, given everything before it, the part of the channels that `match-norms`, `match-covariance`
-  and `solve-means` put in the right place: how near a thief is to opening it.
-- ``ancestor``: the model fine-tuned further and locked, and what `match-ancestor` finds with the original.
-- ``labels``: lift of fine-tuning, against random weights with the same labels and steps.
-- ``peers``: the same for locks of other papers, written here from the papers, and for our other locks.
-- ``robust``: unlocked beside the original after the same treatment.
-
-Every part prints a table as markdown, with the keys and images it was measured with.
+Parts, each a markdown table:
+- ``exact``: unlocked outputs against the original's, top-1 with and without the patch, locked, with one wrong bit, and
+  of the file without its gates; both carriers, several keys.
+- ``reading``: bits read wrongly after JPEG, brightness and 8-bit rounding, and top-1 after 1 % noise, fp16 and bf16.
+- ``latency``: time unlocked over time of the original, runs taking turns, in PyTorch and ONNX Runtime.
+- ``schedule``: time and ONNX nodes of the key schedule, by rounds.
+- ``statistics``: how much of a gate is recovered from batch norms' means, with and without the statistics' freedom.
+- ``lift``: a thief's fine-tuning against random weights, by placement of the gates.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import io
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 import zoo
-from keyed_lift import accuracy, lift_rows, split, tuned
-from keyed_peers import PEERS, hidden
-from stainlock import Key, Target, lock
-from stainlock.attacks import NotApplicable, Subject, all_attacks
-from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, norms_behind
-from stainlock.attacks.thief.match_ancestor import matched_with
-from stainlock.attacks.thief.match_covariance import best_order
-from stainlock.attacks.thief.relax_gates import SoftSigns, by_labels, fitted
-from stainlock.attacks.thief.solve_means import expected_means, order_by_means
-from stainlock.errors import StainlockError
+from keyed_leaks import statistics_table
+from keyed_lift import PLACEMENTS, lift_table
+from stainlock import Key, Target
+from stainlock.gating.schedule import Schedule
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
-from stainlock.locks.keyed.reader import Layout
 from stainlock.target import evaluation_mode
 from stainlock.unlocking.patch import Unlock
 
-MODELS = ("resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10", "vit_cifar10_torchvision")
-BLIND = (
-    "remove-gates", "zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates", "guess-gains",
-    "scan-weights", "force-signal", "excite-silent-channels", "excite-and-recentre", "excite-silent-pairs",
-    "search-patch",
-)  # fmt: skip
-WITH_IMAGES = (
-    "reestimate-batch-norm", "match-statistics", "solve-means", "match-norms", "match-covariance",
-    "excite-silent-channels-on-images",
-)  # fmt: skip
-TRAINED = ("relax-permutation", "relax-signs", "stitch")
-OTHERS: dict[str, dict[str, Any]] = {
-    "squeeze-excite": {"kind": "squeeze-excite"},
-    "internal": {"kind": "internal"},
-}
-Change = Callable[[Tensor], Tensor]
+CLASSIFIERS = ("resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10", "vit_cifar10_torchvision", "resnet50",
+               "efficientnet_lite0")  # fmt: skip
+TIMED = ("resnet50", "efficientnet_lite0", "vit_b_16")
+PARTS = ("exact", "reading", "latency", "schedule", "statistics", "lift")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parts = {
-        "ruin": ruin, "attacks": attacks, "gates": gates, "ancestor": ancestor, "labels": labels, "peers": peers,
-        "robust": robust,
-    }  # fmt: skip
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", nargs="*", default=list(parts), choices=list(parts))
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=zoo.NAMES)
-    parser.add_argument("--keys", type=int, default=5, help="keys of each lock (5)")
-    parser.add_argument("--images", type=int, default=500, help="images to measure on, at most (500)")
-    parser.add_argument("--thief-images", type=int, default=300, help="unlabelled images of the thief (300)")
-    parser.add_argument("--labels", type=int, nargs="*", default=[100, 1000, 4000], help="labelled images of the thief")
-    parser.add_argument("--steps", type=int, default=250, help="of fine-tuning (250)")
-    parser.add_argument("--starts", type=int, default=30, help="of match-covariance in part gates (30)")
-    parser.add_argument("--widest", type=int, default=4096, help="channels of the gates in part gates, at most")
-    parser.add_argument("--quick", action="store_true", help="ResNet20, one key, few images and steps")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.models, options.keys, options.images, options.thief_images = ["resnet20_cifar10"], 1, 100, 64
-        options.labels, options.steps = [100], 10
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--keys", type=int, default=5)
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--labels", type=int, nargs="*", default=[1000])
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--placements", nargs="*", default=[])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
     for part in options.parts:
-        for name in options.models:
-            if reason := zoo.missing(name):
-                print(f"left out: {reason}", file=sys.stderr)
-                continue
-            print(f"\n{part}: {name}, {options.keys} keys, {options.images} images\n", flush=True)
-            parts[part](name, getattr(zoo, name)(), options)
+        usual = {"latency": TIMED, "lift": tuple(PLACEMENTS), "reading": ("resnet50", "resnet20_cifar10"),
+                 "statistics": ("resnet20_cifar10",), "schedule": ("resnet50",)}  # fmt: skip
+        for name in [n for n in options.models or usual.get(part, CLASSIFIERS) if available(n)]:
+            if part == "exact":
+                exact_table(name, options.keys, options.images)
+            elif part == "reading":
+                reading_table(name, options.images)
+            elif part == "latency":
+                latency_table(name, options.batches, options.repeats)
+            elif part == "schedule":
+                schedule_table(name, options.repeats)
+            elif part == "statistics":
+                statistics_table(name)
+            else:
+                for labels in options.labels:
+                    lift_table(name, labels, options.steps, options.placements)
     return 0
 
 
-def table(*titles: str) -> None:
-    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}", flush=True)
+def available(name: str) -> bool:
+    reason = None if name == "vit_b_16" else zoo.missing(name)
+    if reason:
+        print(f"left out: {reason}", file=sys.stderr)
+    return reason is None
 
 
-def row(*cells: object) -> None:
-    print(f"| {' | '.join(_shown(cell) for cell in cells)} |", flush=True)
+def build(name: str) -> Target:
+    if name != "vit_b_16":
+        target: Target = getattr(zoo, name)()
+        return target
+    import torchvision
+
+    return Target(torchvision.models.vit_b_16(weights=None).eval())  # its weights do not matter for its time
 
 
-def _shown(cell: object) -> str:
-    return f"{100 * cell:.1f}" if isinstance(cell, float) else str(cell)
+def run(target: Target, inputs: Tensor, batch: int = 50) -> Tensor:
+    with evaluation_mode(target.model), torch.inference_mode():
+        return torch.cat([target.model(part) for part in inputs.split(batch)])
 
 
-def owners_images(name: str, count: int) -> tuple[Tensor, Tensor]:
-    pixels, marks = zoo.natural(name, count)
-    assert marks is not None
-    return pixels, marks
+def exact_table(name: str, keys: int, images: int) -> None:
+    target = build(name)
+    pixels, labels = zoo.natural(name, images)
+    assert labels is not None
+    original = run(target, target.normalise(pixels))
 
+    def top1(outputs: Tensor) -> float:
+        return 100 * float((outputs.argmax(1) == labels).double().mean())
 
-def locks_of(target: Target, keys: int) -> Iterator[tuple[Target, Key]]:
-    for seed in range(1, keys + 1):
-        yield lock_keyed(target, seed=seed)
-
-
-def right(target: Target, data: tuple[Tensor, Tensor], change: Change | None = None) -> float:
-    pixels, marks = data
-    return accuracy(target, pixels if change is None else change(pixels), marks)
-
-
-# ---------------------------------------------------------------------------------------------------------- ruin
-
-
-def ruin(name: str, target: Target, options: argparse.Namespace) -> None:
-    data = owners_images(name, options.images)
-    table(
-        "key",
-        "original",
-        "with patch",
-        "unlocked",
-        "largest difference ÷ spread",
-        "locked",
-        "wrong patch",
-        "one bit wrong",
-    )
-    for number, (locked, key) in enumerate(locks_of(target, options.keys), 1):
-        paste = key.unlock_transform(normalise=False)
-        bits, layout = key.detectors[0].vector > 0, Layout(**key.details["layout"])
-        wrong = torch.randint(2, bits.shape, generator=torch.Generator().manual_seed(number)).bool()
-        one = bits.clone()
-        one[number % len(bits)] ^= True
-        drawn = [_paste(target, layout, other) for other in (wrong, one)]
-        with evaluation_mode(target.model), evaluation_mode(locked.model), torch.inference_mode():
-            few = paste(data[0][:50])
-            wanted, got = target.predict(few), locked.predict(few)
-        off = float((wanted - got).abs().max() / wanted.std())
-        row(number, right(target, data), right(target, data, paste), right(locked, data, paste), f"{off:.1e}",
-            right(locked, data), *(right(locked, data, change) for change in drawn))  # fmt: skip
-
-
-def _paste(target: Target, layout: Layout, bits: Tensor) -> Change:
-    return Unlock(layout.draw(bits, target.input_shape[0]), bounds=target.bounds, normalise=False, carrier="patch")
-
-
-# ------------------------------------------------------------------------------------------------------- attacks
-
-
-def attacks(name: str, target: Target, options: argparse.Namespace) -> None:
-    data, (thiefs, marks) = owners_images(name, options.images), split(max(options.thief_images, 1)).train
-    table("attack", "needs", "strength", "right, best key", "right, mean", "seconds", "note")
-    protected = list(locks_of(target, options.keys))
-    for attack in (*BLIND, *WITH_IMAGES, *TRAINED):
-        known = all_attacks()[attack]
-        for strength in known.strengths:
-            found, note, seconds = [], "", 0.0
-            for seed, (locked, key) in enumerate(protected):
-                subject = Subject(locked, key, thiefs, marks, seed=seed)
-                try:
-                    left, seconds = timed(lambda: known.run(subject, strength))  # noqa: B023
-                except (NotApplicable, StainlockError) as error:
-                    note = f"not applicable: {error}"
-                    break
-                found.append(right(left.target or locked, data, left.unlock))
-            best, mean = (max(found), sum(found) / len(found)) if found else ("", "")
-            needs = str(strength) if attack in TRAINED else known.needs
-            row(attack, needs, str(strength), best, mean, f"{seconds:.0f}", note)
-
-
-def timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    import time
-
+    print(f"\n{name}, {len(pixels)} images, {keys} keys: original {top1(original):.1f} %\n")
+    print("| carrier | patch | gates | unlocked − original, of their spread | original with patch | unlocked | locked |"
+          " one bit wrong | gates removed | seconds to lock | forward passes |")  # fmt: skip
+    print("|" + "---|" * 11, flush=True)
     start = time.perf_counter()
-    return function(), time.perf_counter() - start
+    run(target, target.normalise(pixels[:1]))
+    once = time.perf_counter() - start
+    for carrier in ("patch", "strip"):
+        rows: list[list[float]] = []
+        for seed in range(keys):
+            start = time.perf_counter()
+            locked, key = lock_keyed(target, carrier=carrier, seed=seed)
+            seconds = time.perf_counter() - start
+            structure = Structure.of(locked)
+            assert structure is not None
+            opened = key.unlock(pixels)
+            wanted = original if carrier == "strip" else run(target, opened)
+            unlocked = run(locked, opened)
+            rows.append([
+                float((unlocked - wanted).abs().max() / wanted.std()), top1(wanted), top1(unlocked),
+                top1(run(locked, _without(key, pixels, target))),
+                top1(run(locked, _with_bits(target, structure, key, pixels, flipped=seed % structure.layout.bits))),
+                top1(run(file_view(locked), target.normalise(pixels))), seconds, seconds / once,
+            ])  # fmt: skip
+        worst, *means = [max(r[0] for r in rows), *(statistics.mean(r[i] for r in rows) for i in range(1, 8))]
+        height, width = structure.layout.size
+        shown = [f"{value:.1f}" for value in means]
+        print(f"| {carrier} | {height}×{width} | {len(structure.gates)} | {worst:.1e} | {' | '.join(shown)} |",
+              flush=True)  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------------- gates
+def _without(key: Key, pixels: Tensor, target: Target) -> Tensor:
+    """The model's input without the patch; in place of a strip a grey one."""
+    if key.carrier == "patch":
+        return target.normalise(pixels)
+    levels = torch.full_like(key.detectors[0].trigger.levels, 128)
+    return Unlock(levels, mean=target.mean, std=target.std, bounds=target.bounds, carrier=key.carrier)(pixels)
 
 
-def gates(name: str, target: Target, options: argparse.Namespace) -> None:
-    """Channels in their right place, gate by gate, on the original's own activations."""
-    images = split(options.thief_images).train[0]
-    table(
-        "key", "gate", "channels", "match-norms", "match-covariance", "solve-means, means kept", "solve-means, shifts"
-    )
-    for number, (locked, key) in enumerate(locks_of(target, options.keys), 1):
-        file, structure = keyed_file(locked)
-        orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
-        kept, moved = (norms_behind(own, structure.gates, images) for own in (target, file))
-        for gated, (order,) in zip(structure.gates, orders, strict=True):
-            if gated.width > options.widest:
-                continue
-            generator = torch.Generator().manual_seed(number)
-            inputs, own = given_to(target, gated, images, generator), columns(file, gated)
-            by_norms, by_covariance = (
-                best_order(own, inputs, starts=n, generator=generator) for n in (0, options.starts)
-            )
-            cells = [hits(by_norms, order), hits(by_covariance, order)]
-            for norms, way in ((kept, "means"), (moved, "shifts")):
-                if gated.layer not in norms:
-                    cells.append("no batch norm")
-                    continue
-                wanted, scale = expected_means(norms[gated.layer], way)
-                cells.append(hits(order_by_means(own, inputs, wanted, scale, generator), order))
-            row(number, gated.layer, gated.width, *cells)
+def _with_bits(target: Target, structure: Structure, key: Key, pixels: Tensor, flipped: int) -> Tensor:
+    """The patch with one bit wrong."""
+    bits = key.detectors[0].vector > 0
+    bits[flipped] ^= True
+    levels = structure.layout.draw(bits, target.input_shape[0])
+    return Unlock(levels, mean=target.mean, std=target.std, bounds=target.bounds, carrier=key.carrier)(pixels)
 
 
-def hits(found: Tensor, order: Tensor) -> float:
-    return float((found == order).double().mean())
+def reading_table(name: str, images: int) -> None:
+    target = build(name)
+    pixels, labels = zoo.natural(name, images)
+    assert labels is not None
+    locked, key = lock_keyed(target, seed=0)
+    structure = Structure.of(locked)
+    assert structure is not None
+    bits = key.detectors[0].vector > 0
+    patched = key.unlock_transform(normalise=False)(pixels)
+
+    def jpeg(quality: int) -> Tensor:
+        shown = []
+        for image in target.to_bytes(patched):
+            file = io.BytesIO()
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, "JPEG", quality=quality)
+            shown.append(torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1))
+        return target.from_bytes(torch.stack(shown))
+
+    treated: dict[str, Tensor] = {
+        "as it is": patched, "8 bits": target.from_bytes(target.to_bytes(patched)),
+        "brightness ×0.8": patched * 0.8, "brightness ×1.2": (patched * 1.2).clamp(*target.bounds),
+        "contrast ×0.5": 0.25 + patched * 0.5, **{f"JPEG {q}": jpeg(q) for q in (95, 75, 50, 30)},
+    }  # fmt: skip
+    print(f"\n{name}, {len(pixels)} images\n")
+    print("| treatment | images with a wrong bit | least margin | original | unlocked |")
+    print("|---|---|---|---|---|", flush=True)
+    for treatment, given in treated.items():
+        inputs = target.normalise(given)
+        wrong = int((structure.layout.read(inputs) != bits).any(1).sum())
+        margin = float(structure.layout.margin(inputs).min())
+        ours, theirs = (100 * float((run(m, inputs).argmax(1) == labels).double().mean()) for m in (locked, target))
+        print(f"| {treatment} | {wrong} | {margin:.2f} | {theirs:.1f} | {ours:.1f} |", flush=True)
+    inputs = target.normalise(patched)
+    for treatment, change in _WEIGHTS.items():
+        ours, theirs = (
+            100 * float((run(change(m), inputs.to(change(m).dtype)).argmax(1) == labels).double().mean())
+            for m in (locked, target)
+        )
+        print(f"| {treatment} | 0 | | {theirs:.1f} | {ours:.1f} |", flush=True)
 
 
-# ------------------------------------------------------------------------------------------------------ ancestor
+def _noisy(target: Target) -> Target:
+    changed, generator = target.copy(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in changed.model.parameters():
+            p += 0.01 * p.std(correction=0) * torch.randn(p.shape, generator=generator)
+    return changed
 
 
-def ancestor(name: str, target: Target, options: argparse.Namespace) -> None:
-    """The owner fine-tunes the public model, at some rate, and locks it; the thief has the public one."""
-    images, data = split(1000), owners_images(name, options.images)
-    table("rate", "fine-tuned", "locked file", "after match-ancestor", "gates found whole", "the ancestor itself")
-    for rate in (0.001, 0.01, 0.1):
-        child = tuned(target, *images.train, options.steps, rate, 0)
-        locked, key = lock_keyed(child, seed=1)
-        stolen, found = matched_with(locked, target)
-        structure = Structure.of(locked)
-        assert structure is not None
-        orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
-        whole = [
-            torch.equal(found[gated.layer], order[0])
-            for gated, order in zip(structure.gates, orders, strict=True)
-            if gated.layer in found
-        ]
-        row(str(rate), right(child, data), right(file_view(locked), data), right(stolen, data),
-            f"{sum(whole)} of {len(orders)}", right(target, data))  # fmt: skip
+def _pruned(target: Target) -> Target:
+    changed = target.copy()
+    with torch.no_grad():
+        for p in changed.model.parameters():
+            if p.dim() > 1:
+                p[p.abs() < p.abs().flatten().kthvalue(max(1, p.numel() // 10)).values] = 0
+    return changed
 
 
-# -------------------------------------------------------------------------------------------------------- labels
+def _typed(dtype: torch.dtype) -> Callable[[Target], Target]:
+    return lambda target: target.with_model(copy.deepcopy(target.model).to(dtype))
 
 
-def labels(name: str, target: Target, options: argparse.Namespace) -> None:
-    starts: dict[str, Callable[[int], Target]] = {
-        "keyed, the default": lambda seed: file_view(lock_keyed(target, seed=seed)[0]),
-        "squeeze-excite": lambda seed: lock(target, seed=seed, kind="squeeze-excite")[0],
-    }
-    _lifts(target, starts, options)
+_WEIGHTS: dict[str, Callable[[Target], Target]] = {
+    "1 % noise on the weights": _noisy, "10 % of the weights pruned": _pruned, "bf16": _typed(torch.bfloat16),
+}  # fmt: skip
 
 
-def _lifts(target: Target, starts: dict[str, Callable[[int], Target]], options: argparse.Namespace) -> None:
-    table("labels", "start", "right, mean over keys", "lift")
-    for count in options.labels:
-        images = split(count)
-        base = 0.0
-        for start, best in lift_rows(target, starts, images, options.steps, options.keys):
-            base = best if start == "random weights" else base
-            row(count, start, best, f"{100 * (best - base):+.1f}")
+def latency_table(name: str, batches: list[int], repeats: int) -> None:
+    """CPU time of one thread, runs taking turns; the median of the ratios of neighbours."""
+    target = build(name)
+    pixels = torch.rand(max(batches), *target.input_shape, generator=torch.Generator().manual_seed(0))
+    models, given = {"original": target}, target.normalise(pixels)
+    for gates in ("spread", "all"):
+        models[gates], key = lock_keyed(target, gates=gates, seed=0)
+        given = key.unlock(pixels)  # one seed, one patch
+    print(f"\n{name}\n\n| runtime | batch | original, ms | spread | all gates |\n|---|---|---|---|---|", flush=True)
+    for batch in batches:
+        runs = {gates: _torch_run(model, given[:batch]) for gates, model in models.items()}
+        _print_times("PyTorch", batch, runs, repeats)
+    for batch in batches:
+        runs = {gates: _onnx_run(model, given[:batch]) for gates, model in models.items()}
+        _print_times("ONNX Runtime", batch, runs, repeats)
 
 
-# --------------------------------------------------------------------------------------------------------- peers
+def _torch_run(target: Target, given: Tensor) -> Callable[[], object]:
+    def once() -> object:
+        with torch.inference_mode():
+            return target.model(given)
+
+    return once
 
 
-def peers(name: str, target: Target, options: argparse.Namespace) -> None:
-    """Locks of other papers in the form of the paper, and our other locks: at once, with gates relaxed, with labels."""
-    images, data = split(max(options.labels)), owners_images(name, options.images)
-    table("lock", "file", "relax-signs with all labels")
-    for peer in PEERS:
-        file, places = hidden(target, peer, seed=1)
-        cell: object = "no signs"
-        if places:
-            loss = by_labels(*images.train)
-            generator = torch.Generator().manual_seed(1)
-            found = fitted(file, places, SoftSigns, loss, len(images.train[0]), generator=generator)
-            cell = right(found, data)
-        row(peer, right(file, data), cell)
-    print()
-    starts: dict[str, Callable[[int], Target]] = {
-        peer: lambda seed, peer=peer: hidden(target, peer, seed)[0] for peer in PEERS
-    }  # type: ignore[misc]
-    starts |= {other: lambda seed, own=own: lock(target, seed=seed, **own)[0] for other, own in OTHERS.items()}  # type: ignore[misc]
-    _lifts(target, starts, options)
+def _onnx_run(target: Target, given: Tensor) -> Callable[[], object]:
+    import onnxruntime
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(target.model, (given,), dynamo=True, verbose=False)
+    assert program is not None
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), settings)
+    feed = {session.get_inputs()[0].name: given.numpy()}
+    return lambda: session.run(None, feed)
 
 
-# -------------------------------------------------------------------------------------------------------- robust
+def _print_times(runtime: str, batch: int, runs: dict[str, Callable[[], object]], repeats: int) -> None:
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(max(4, repeats // batch) + 2):
+        for name, once in runs.items():
+            start = time.process_time()
+            once()
+            times[name].append(time.process_time() - start)
+    base = times["original"][2:]
+    ratios = [
+        f"{statistics.median(a / b for a, b in zip(times[name][2:], base, strict=True)):.3f}"
+        for name in runs
+        if name != "original"
+    ]
+    print(f"| {runtime} | {batch} | {1e3 * statistics.median(base):.1f} | {' | '.join(ratios)} |", flush=True)
 
 
-def robust(name: str, target: Target, options: argparse.Namespace) -> None:
-    """Both sides get the patch, and the same treatment."""
-    data = owners_images(name, options.images)
-    table("treatment", "original with the patch", "unlocked, mean over keys", "worst key")
-    protected = list(locks_of(target, options.keys))
-    known = all_attacks()
-    for attack, strength in (
-        ("none", 0), ("trigger-jpeg", 95), ("trigger-jpeg", 50), ("trigger-brightness", 0.8),
-        ("trigger-brightness", 1.2), ("fp16", 16), ("bf16", 16), ("int8-dynamic", 8), ("int8-static", 8),
-        ("perturb", 0.01), ("prune-unstructured", 0.1), ("fold-batch-norm", 1),
-    ):  # fmt: skip
-        pairs, note = [], ""
-        for seed, (locked, key) in enumerate(protected):
-            paste = key.unlock_transform(normalise=False)
-            try:
-                sides = []
-                for own in (target, locked):
-                    left = known[attack].run(Subject(own, key, paste(split(64).train[0]), None, seed=seed), strength)
-                    change = left.trigger or (lambda pixels: pixels)
-                    sides.append(right(left.target or own, data, lambda p, c=change, q=paste: c(q(p))))  # type: ignore[misc]
-                pairs.append(sides)
-            except (NotApplicable, StainlockError, RuntimeError) as error:
-                note = f"not applicable: {' '.join(str(error).split())[:90]}"
-                break
-        if note:
-            row(f"{attack} {strength}", note, "", "")
-            continue
-        before, after = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
-        row(f"{attack} {strength}", before, after, f"{100 * min(b - a for a, b in pairs):+.1f}")
+def schedule_table(name: str, repeats: int) -> None:
+    """The key schedule alone, for one image whose bits are new."""
+    locked, _ = lock_keyed(build(name), seed=0)
+    structure = Structure.of(locked)
+    assert structure is not None
+    bits = torch.rand(1, structure.layout.bits) < 0.5
+    print(f"\n{name}, {sum(structure.schedule.widths)} channels in {len(structure.gates)} gates\n")
+    print("| rounds | PyTorch, ms | ONNX Runtime, ms | nodes |\n|---|---|---|---|", flush=True)
+    for rounds in (8, 12, 20):
+        schedule = Schedule(structure.salt, rounds, structure.schedule.widths)
+
+        class Alone(torch.nn.Module):
+            def forward(self, x: Tensor, schedule: Schedule = schedule) -> Tensor:
+                return torch.cat(schedule.permutations(x > 0), 1)
+
+        import onnxruntime
+
+        given = bits.float()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(Alone(), (given,), dynamo=True, verbose=False)
+        assert program is not None
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), settings)
+        feed = {session.get_inputs()[0].name: given.numpy()}
+        assert np.array_equal(session.run(None, feed)[0], Alone()(given).numpy())
+        taken = [_least_time(partial(Alone(), given), repeats), _least_time(partial(session.run, None, feed), repeats)]
+        nodes = len(program.model_proto.graph.node)
+        print(f"| {rounds} | {taken[0]:.2f} | {taken[1]:.2f} | {nodes} |", flush=True)
+
+
+def _least_time(once: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        once()
+        times.append(time.process_time() - start)
+    return 1e3 * min(times)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def stain_rows(options: argparse.Namespace) -> list[str]:
     pixels = zoo.natural(options.model, options.images)[0]
     failures: list[str] = []
     for additive in (False, True)[: 1 + options.additive]:
-        stained = [stain(target, options.site, seed=i, additive=additive)[0] for i in range(options.stains)]
+        stained = [stain(target, site=options.site, seed=i, additive=additive)[0] for i in range(options.stains)]
         what = f"{'additive' if additive else 'replacing'} stains of {options.model} {options.site}"
         ratio, missed = compare(what, target, stained, pixels)
         failures += missed

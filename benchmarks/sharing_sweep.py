@@ -47,7 +47,7 @@ class StainSweep:
     def run(self, state: tuple[Target, Tensor], unit: Unit) -> list[dict[str, Any]]:
         target, pixels = state
         mine = pixels.chunk(self.shards)[unit.facts["shard"]]
-        stained, _ = stain(target, unit.facts["layer"], seed=unit.facts["detector"], steps=20)
+        stained, _ = stain(target, site=unit.facts["layer"], seed=unit.facts["detector"], steps=20)
         with evaluation_mode(target.model), evaluation_mode(stained.model), torch.inference_mode():
             before, after = target.predict(mine), stained.predict(mine)
         changed = int((before.argmax(1) != after.argmax(1)).sum())

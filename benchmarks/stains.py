@@ -110,7 +110,7 @@ def site_rows(name: str, sites: list[str] | None, metric: Metric, count: int) ->
     for site_name in (s for s in SITES[name] if sites is None or s in sites):
         site = analyse(target).site(site_name)
         for additive in (False, True):
-            stained = [stain(target, site_name, additive=additive, seed=seed) for seed in range(count)]
+            stained = [stain(target, site=site_name, additive=additive, seed=seed) for seed in range(count)]
             keys = [key for _, key in stained]
             largest = largest_natural(stained, site, metric)
             pairs = list(zip(keys, largest, strict=True))
@@ -178,7 +178,7 @@ def print_choices(models: list[str], images: int) -> None:
         for site in CHOICE_SITES[name]:
             cells = []
             for label, (choice, fold) in choices.items():
-                stained, _ = stain(target, site, seed=0, channel_choice=choice, fold=fold, steps=20)
+                stained, _ = stain(target, site=site, seed=0, channel_choice=choice, fold=fold, steps=20)
                 after = stains_metrics.logits(stained, metric)
                 change = float((after - before).square().mean().sqrt() / before.std())
                 top1 = float((after.argmax(1) == labels).double().mean() - (before.argmax(1) == labels).double().mean())

@@ -46,7 +46,7 @@ def print_speed() -> list[str]:
     for _ in range(REPEATS):
         with torch.inference_mode():
             ten_passes += [timed(lambda: [target.model(image) for _ in range(10)]) for _ in range(2)]
-        one_stain += [timed(lambda: stain(target, SITE, seed=0)) for _ in range(2)]
+        one_stain += [timed(lambda: stain(target, site=SITE, seed=0)) for _ in range(2)]
     ratio = min(one_stain) / (10 * min(ten_passes))
     print(f"- one stain, trigger and edit: {ratio:.3f}× of 100 forward passes")
     if ratio > 0.1:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from stainlock import Target
 from stainlock.errors import FileError, StainlockError
 from stainlock.evaluation import Tensors, evaluate
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 from stainlock.storage.weights import load_weights, one_line
 from zoo_data import CACHE, decode_cifar10, fetch_cifar10
 

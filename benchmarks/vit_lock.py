@@ -132,7 +132,7 @@ def large() -> list[str]:
     base = Target.from_reference(f"torchvision:{LARGE}", weights="random", seed=0)
     nn.init.normal_(base.model.heads.head.weight, generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
-    locked, key = lock_vit(base, seed=0, steps=8, tries=8)
+    locked, key = lock_vit(base, seed=0, steps=8, restarts=8)
     seconds = time.perf_counter() - start
     images = torch.rand(4, *base.input_shape, generator=torch.Generator().manual_seed(1))
     edited, unlocked, plain = key.edited(locked), key.unlock(images), base.normalise(images)

@@ -28,7 +28,7 @@ from stainlock.errors import FileError
 from stainlock.evaluation import Data, Tensors, evaluate
 from stainlock.html.figures import response_histogram
 from stainlock.network.features import input_of, measured_input
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 from stainlock.target import evaluation_mode
 from zoo_data import cifar10_source, photographs
 
@@ -59,8 +59,8 @@ def main() -> int:
             pattern, blocks = LAYERS[name]
             for block in blocks:
                 layer = pattern.format(block)
-                stained, key = stain(target, layer, seed=0, firing_fraction=options.threshold)
-                certificate = certify(stained, key, data, limit=limit)
+                stained, key = stain(target, site=layer, seed=0, firing_fraction=options.threshold)
+                certificate = certify(stained, key, data, level="position", limit=limit)
                 failures += row(name, stained, key, certificate, performance(target, stained, data, limit))
                 if options.plots:
                     draw(options.plots / f"{name}-{layer}", target, key, certificate, data)

@@ -50,7 +50,7 @@ def _natural(name: str) -> Tensor:
 
 @cache
 def _stained(name: str, site: str | None, options: tuple[tuple[str, Any], ...]) -> tuple[Target, Key]:
-    return stain(_built(name), site, **dict(options))
+    return stain(_built(name), site=site, **dict(options))
 
 
 def stained(name: str, site: str | None = None, **options: Any) -> tuple[Target, Key]:

@@ -41,7 +41,7 @@ def factory(tmp_path: Path) -> str:
 def made(factory: str, tmp_path: Path) -> tuple[Target, Key, Path]:
     target = Target.from_reference(factory)
     models.settle(target.model)
-    marked, key = stain(target, "0", seed=3)
+    marked, key = stain(target, site="0", seed=3)
     save_bundle(marked, tmp_path / "out" / "bundle")
     return marked, key, tmp_path / "out" / "bundle"
 
@@ -104,7 +104,7 @@ def secrets_of(key: Key) -> list[bytes]:
 def test_a_bundle_holds_no_secret(factory: str, tmp_path: Path, additive: bool) -> None:
     target = Target.from_reference(factory)
     models.settle(target.model)
-    marked, key = stain(target, "0", additive=additive, seed=2**90 + 12345)
+    marked, key = stain(target, site="0", additive=additive, seed=2**90 + 12345)
     save_bundle(marked, tmp_path / "b")
     content = b"".join(p.read_bytes() for p in sorted((tmp_path / "b").iterdir()))
     for secret in secrets_of(key):

@@ -11,7 +11,7 @@ from precision import EXACT
 from torch import Tensor, nn
 
 from stainlock import Target, analyse, stain, verify
-from stainlock.channel_cost import _loss, l1_norms, outgoing_harm, rank_channels, site_moments
+from stainlock.channel_cost import _loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.network.norms import affine_of
 from stainlock.target import evaluation_mode
 
@@ -44,7 +44,7 @@ def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str,
     moved = {}
     for fold in (False, True):
         marked, _ = stain(
-            target, site, fold=fold, count=count, channel_choice="l1", seed=3, steps=20, firing_fraction=0.9
+            target, site=site, fold=fold, count=count, channel_choice="l1", seed=3, steps=20, firing_fraction=0.9
         )
         before, after = (reader_levels(t, reader, images) for t in (target, marked))
         moved[fold] = float((after - before).norm())
@@ -83,7 +83,7 @@ def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
     target = models.real(name)
     network = analyse(target)
     site = network.site(site_name)
-    estimate = outgoing_harm(network, site, folded=folded)
+    estimate = outgoing_cost(network, site, folded=folded)
     assert estimate is not None
     assert estimate.shape == (site.channels,)
     images = models.pixels(name, 16)
@@ -120,9 +120,9 @@ def test_the_least_missed_channel_is_given_up(choice: Any) -> None:
     target = models.real("resnet20_cifar10")
     network = analyse(target)
     site = network.site("layer2.1.conv1")
-    harm = l1_norms(network, site) if choice == "l1" else outgoing_harm(network, site, folded=False)
+    harm = l1_norms(network, site) if choice == "l1" else outgoing_cost(network, site, folded=False)
     assert harm is not None
-    _, key = stain(target, site.name, channel_choice=choice, count=3, seed=1)
+    _, key = stain(target, site=site.name, channel_choice=choice, count=3, seed=1)
     chosen = {d.channel for d in key.detectors}
     assert chosen == set(harm.argsort()[:3].tolist())
     assert rank_channels(network, site, choice, folded=False, live=False)[0] == int(harm.argmin())
@@ -146,7 +146,7 @@ def test_additive_stains_hide_in_channels_that_live() -> None:
         target.model.conv.weight[:6] *= 1e-3
         target.model.norm.weight[6:9] *= 1e-4
     for seed in range(3):
-        _, key = stain(target, "conv", additive=True, count=4, seed=seed, steps=4)
+        _, key = stain(target, site="conv", additive=True, count=4, seed=seed, steps=4)
         assert not {d.channel for d in key.detectors} & set(range(9))
 
 
@@ -163,8 +163,8 @@ def test_the_affine_map_is_batch_norms() -> None:
 @pytest.mark.parametrize(("name", "site"), [("resnet20_cifar10", "layer2.1.conv1"), ("vgg16_cifar10", "features.2")])
 def test_a_second_stain_leaves_the_first_alone(name: str, site: str) -> None:
     target = models.real(name)
-    first, own = stain(target, site, seed=0, steps=10)
-    second, other = stain(first, site, seed=1, steps=10)
+    first, own = stain(target, site=site, seed=0, steps=10)
+    second, other = stain(first, site=site, seed=1, steps=10)
     assert own.detectors[0].channel != other.detectors[0].channel
     assert verify(second, own).stained
     assert verify(second, other).stained

@@ -22,8 +22,10 @@ from torch import Tensor
 from tsa import Authority
 
 from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain, verify
-from stainlock.commitments import read_public_key, read_roots
+from stainlock.commitments import Timestamp, read_public_key, read_roots
+from stainlock.commitments import check as check_module
 from stainlock.commitments.opening import NOT_SEALED
+from stainlock.plan import Permutation
 from stainlock.storage.files import model_digest
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,7 +36,7 @@ Case = tuple[Target, Key, Signer, Commitment]
 @pytest.fixture(scope="module")
 def case() -> Case:
     """The owner's: a stained perceptron, its key, who signs, and the commitment."""
-    stained, key = stain(models.mlp(), "fc", seed=2**100 + 1)
+    stained, key = stain(models.mlp(), site="fc", seed=2**100 + 1)
     signer = Signer.new()
     return stained, key, signer, commit(stained, key, signer, statement="mine ©")
 
@@ -109,6 +111,10 @@ def disturbed(value: Any) -> Any:
     raise TypeError(f"add a disturbance for {type(value).__name__}")
 
 
+# Where a field is empty and takes nothing but what makes sense.
+EXAMPLES = {"permutations": (Permutation("unwritten", 0, torch.tensor([1, 0]), "detector"),)}
+
+
 def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
     """The dataclass with each of its fields changed, those of dataclasses in it likewise; new fields by themselves."""
     for field in dataclasses.fields(value):
@@ -119,7 +125,7 @@ def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
             inside = [(name, (other, *part[1:])) for name, other in every_disturbance(part[0])]
             inside += [("twice", (*part, part[0])), ("none", ())]
         else:
-            inside = [("", disturbed(part))]
+            inside = [("", EXAMPLES.get(field.name) if part == () and field.name in EXAMPLES else disturbed(part))]
         for name, other in inside:
             yield f"{field.name}.{name}".rstrip("."), dataclasses.replace(value, **{field.name: other})
 
@@ -133,7 +139,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_of_a_proof_is_bound(kind: str) -> None:
     site = "first" if kind == "weight" else "fc"
-    stained, key = stain(models.mlp(), site, seed=2**100 + 3, **KINDS[kind])
+    stained, key = stain(models.mlp(), site=site, seed=2**100 + 3, **KINDS[kind])
     commitment = commit(stained, key, Signer.new())
     disturbances = dict(every_disturbance(key))
     assert {"seed", "derivation", "detectors.replaced", "detectors.trigger.levels"} <= set(disturbances)
@@ -149,7 +155,7 @@ def test_every_part_of_a_proof_is_bound(kind: str) -> None:
 
 
 def test_every_detail_and_convention_is_bound() -> None:
-    stained, key = stain(models.mlp(), "fc", schema="output", count=2, seed=2**100 + 3)
+    stained, key = stain(models.mlp(), site="fc", schema="output", count=2, seed=2**100 + 3)
     commitment = commit(stained, key, Signer.new())
     for field in ("details", "conventions"):
         for name in getattr(key, field):
@@ -343,6 +349,19 @@ def test_a_trusted_timestamp_shows_the_date(case: Case, authority: Authority, tm
     assert "later than the model it claims: its first trusted timestamp" in late.reasons[0]
 
 
+def test_a_timestamp_counts_from_the_end_of_its_span(case: Case) -> None:
+    """It shows that the commitment existed by its latest time: a model published within the span may be older."""
+    published = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    for latest, shown in ((1, False), (0, True), (-1, True)):
+        stamp = Timestamp(published - timedelta(seconds=9), published + timedelta(seconds=latest), trusted=True)
+        failed, _ = check_module._before(case[3], stamp, published)
+        assert failed is not shown
+    early, late = (
+        Timestamp(published + timedelta(seconds=s), published + timedelta(seconds=s + 5), trusted=True) for s in (0, 4)
+    )
+    assert check_module._order(early, late)[0] == check_module._order(late, early)[0] == "undecided"
+
+
 def test_only_trusted_authorities_count(case: Case, authority: Authority, tmp_path: Path) -> None:
     """Anyone can run an authority and set its clock."""
     _, key, _, commitment = case
@@ -410,7 +429,7 @@ def test_who_forges_by_staining_again_comes_too_late(case: Case, authority: Auth
     roots = read_roots(authority.root)
     owners = stamped(commitment, authority)
     time.sleep(1.1)  # timestamps are of whole seconds
-    forged, thiefs_key = stain(stained, "first", seed=2**100 + 7)
+    forged, thiefs_key = stain(stained, site="first", seed=2**100 + 7)
     thiefs = stamped(commit(forged, thiefs_key, Signer.new(), created=BEFORE), authority)
     assert verify(forged, key).stained
     assert verify(forged, thiefs_key).stained

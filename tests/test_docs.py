@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -98,3 +99,28 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     navigation = text_of(ROOT / "mkdocs.yml").partition("\nnav:")[2]
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | GENERATED
     assert set(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_checkout_that_are_named_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # tells of what was, too
+        return
+    named = re.findall(r"(?<![\w/])((?:src|tests|benchmarks|docs)/[\w/]+(?:\.\w+)?/?)", text_of(page))
+    absent = {name for name in named if "NAME" not in name and not (ROOT / name).exists()}
+    assert not absent
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_in_the_package_exist(page: Path) -> None:
+    """`stainlock.locks.layers_in_floats` in text is a module, or something in one."""
+    text = text_of(page)
+    for name in set(re.findall(r"`(stainlock(?:\.\w+)+)", text)) - {"stainlock.json"}:
+        assert resolves(name), f"{page.name}: {name}"
+
+
+def resolves(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from stainlock import FileError
+from stainlock.storage.durable import write_file
 from stainlock.storage.files import (
     begin_digests,
     combined_digest,
     edited_digest,
     model_digest,
-    new_folder,
     pack,
     tensor_digest,
     unpack,
-    write_file,
 )
+from stainlock.storage.staging import new_folder
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

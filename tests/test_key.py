@@ -100,7 +100,7 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     target = models.mlp()
-    stain(target, "fc", seed=1, steps=4)[1].save(tmp_path / "k.key")
+    stain(target, site="fc", seed=1, steps=4)[1].save(tmp_path / "k.key")
     return tmp_path / "k.key"
 
 
@@ -271,5 +271,5 @@ def test_yesterdays_additive_keys_find_their_stain() -> None:
 @pytest.mark.parametrize("kind", ["plain", "additive", "weight"])
 def test_the_same_seed_gives_the_same_bytes(kind: str) -> None:
     name, site, options = KINDS[kind]
-    first, again = (stain(models.real(name), site, seed=7, steps=4, **options)[1].to_bytes() for _ in range(2))
+    first, again = (stain(models.real(name), site=site, seed=7, steps=4, **options)[1].to_bytes() for _ in range(2))
     assert first == again

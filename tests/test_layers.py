@@ -17,7 +17,7 @@ LAYERS = (
     # What knows nothing of models
     "errors", "randomness", "sphere", "tensors", "catalogue", "storage", "html", "sweeps",
     # A model, what is put into it, and what is read from data
-    "target", "excitation", "insertion", "plan", "models", "data", "probes",
+    "target", "excitation", "gating", "insertion", "plan", "models", "data", "probes",
     # What a model computes
     "network", "channel_cost", "trigger",
     # Keys, and what they open

@@ -168,7 +168,7 @@ def test_parts_can_be_left_out_and_changes_are_counted() -> None:
 def test_a_thousand_clients_are_a_thousand_plans() -> None:
     """Two stains of one base model, told apart by their plans alone."""
     target = models.mlp()
-    plans = [diff(target, stain(target, "fc", seed=seed, steps=4)[0]) for seed in (1, 2)]
+    plans = [diff(target, stain(target, site="fc", seed=seed, steps=4)[0]) for seed in (1, 2)]
     states = [plan.apply(target).model for plan in plans]
     assert not models.same_state(*states)
     assert plans[0].base == plans[1].base

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.target import Target
+from stainlock.gating.structure import Structure
+from stainlock.storage.checks import check_text, shown
+from stainlock.target import Target, submodule
 
 
 class Gated(nn.Module):
@@ -60,6 +63,10 @@ class Insertion:
         """Whether a parameter is the block's own."""
         return self._kind.is_new(self, parameter)
 
+    def weights(self, target: Target) -> int:
+        """How many weights it would add to the target."""
+        return self._kind.weights(target, self)
+
     @property
     def _kind(self) -> InsertionKind:
         try:
@@ -74,7 +81,9 @@ class Insertion:
     @staticmethod
     def from_json(facts: Any) -> Insertion:
         try:
-            found = Insertion(str(facts["kind"]), str(facts["at"]), dict(facts["facts"]))
+            if not all(isinstance(facts[name], str) for name in ("kind", "at")) or not isinstance(facts["facts"], dict):
+                raise ValueError("expected its kind and place as text, and an object as facts")
+            found = Insertion(facts["kind"], facts["at"], dict(facts["facts"]))
             _check_facts(found)
             return found
         except (KeyError, TypeError, ValueError) as error:
@@ -89,6 +98,10 @@ class InsertionKind(Protocol):
     def remove(self, target: Target, insertion: Insertion) -> Target: ...
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool: ...
+
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        """How many weights it adds, before they are made."""
+        ...
 
 
 class SqueezeExciteKind:
@@ -123,6 +136,10 @@ class SqueezeExciteKind:
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return parameter.startswith(f"{insertion.at}.gate.")
 
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        channels, hidden = int(insertion.facts["channels"]), int(insertion.facts["hidden"])
+        return 2 * channels * hidden + hidden + channels + (channels if insertion.facts.get("shifts") else 0)
+
 
 class NoiseInputsKind:
     """``dimensions`` more inputs of a generator's first transposed convolution, after those that were there."""
@@ -135,6 +152,11 @@ class NoiseInputsKind:
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return False  # the weight was there before, with fewer rows
+
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        weight = getattr(submodule(target.model, insertion.at), "weight", None)
+        row = weight[:1].numel() if isinstance(weight, Tensor) and weight.dim() else 0
+        return int(insertion.facts["dimensions"]) * row
 
     def _widen(self, target: Target, insertion: Insertion, more: int) -> Target:
         layer = submodule(target.model, insertion.at)
@@ -180,6 +202,9 @@ class EncoderBlockKind:
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return parameter.startswith(f"{insertion.at}.{self._name(insertion, 0)}.")
 
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        return state_size(self._blocks(target, insertion)[0])
+
     def _blocks(self, target: Target, insertion: Insertion) -> list[nn.Module]:
         modules = submodule(target.model, insertion.at)._modules
         expected = [self._name(insertion, i) for i in range(max(1, len(modules)))]
@@ -207,17 +232,16 @@ class KeyedKind:
     """
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
-        from stainlock.locks.keyed.structure import Structure  # this module is below locks, and knows their blocks
-
         return Structure.from_facts(insertion.facts).insert(target)
 
     def remove(self, target: Target, insertion: Insertion) -> Target:
-        from stainlock.locks.keyed.structure import Structure
-
         return Structure.from_facts(insertion.facts).remove(target)
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
         return False
+
+    def weights(self, target: Target, insertion: Insertion) -> int:
+        return 0
 
 
 KINDS: dict[str, InsertionKind] = {
@@ -229,6 +253,7 @@ KINDS: dict[str, InsertionKind] = {
 
 
 _NEEDED = {"noise-inputs": ("dimensions",), "squeeze-excite": ("channels", "hidden")}
+MOST_BLOCKS, _MOST_NESTED = 1000, 16
 _LARGEST, _MOST_WEIGHTS = 2**16, 2**26  # of a block: whatever a file says, it costs no more memory than a layer
 
 
@@ -238,11 +263,44 @@ def _check_facts(insertion: Insertion) -> None:
     sizes = [facts[name] for name in _NEEDED.get(insertion.kind, ())]
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
-            raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {size!r}")
+            raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {shown(size)}")
     if math.prod(sizes) > _MOST_WEIGHTS:
         raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
-    if not isinstance(facts.get("numbered", ""), str):
-        raise ValueError(f"expected text as numbered, got {facts['numbered']!r}")
+    check_text(insertion.kind, "kind")
+    check_text(insertion.at, "at")
+    check_text(facts.get("numbered", ""), "numbered")
+    for name in ("shifts", "signed"):
+        if not isinstance(facts.get(name, False), bool):
+            raise ValueError(f"expected true or false as {name}, got {shown(facts[name])}")
+
+
+def read_insertions(listed: Any) -> tuple[Insertion, ...]:
+    """The blocks that a file describes: a limited number, and not in one another without end."""
+    if not isinstance(listed, list) or len(listed) > MOST_BLOCKS:
+        raise ValueError(f"expected a list of at most {MOST_BLOCKS} blocks")
+    found = tuple(map(Insertion.from_json, listed))
+    places = [insertion.at for insertion in found if insertion.kind == "squeeze-excite"]
+    deepest = max((count for _, count in Counter(places).most_common(1)), default=0)
+    if deepest > _MOST_NESTED or any(place.split(".").count("layer") > _MOST_NESTED for place in places):
+        raise ValueError(f"expected at most {_MOST_NESTED} blocks before one layer")
+    return found
+
+
+def insert_all(target: Target, insertions: Sequence[Insertion], most: int) -> Target:
+    """The target, itself changed, with the blocks in it; ModelError before there would be over ``most`` weights."""
+    size = state_size(target.model)
+    for insertion in insertions:
+        size += insertion.weights(target)
+        if size > most:
+            raise ModelError(f"the model would have {size} weights with the block at {insertion.at}, there are at most"
+                             f" {most}: it is for another model")  # fmt: skip
+        target = insertion.insert(target)
+    return target
+
+
+def state_size(module: nn.Module) -> int:
+    """How many numbers a module's state has."""
+    return sum(tensor.numel() for tensor in module.state_dict().values())
 
 
 def moved(name: str, gated: Iterable[str]) -> str:
@@ -260,13 +318,6 @@ def moved_back(name: str, gated: Sequence[str]) -> str:
         if name == behind or name.startswith(f"{behind}."):
             name = at + name[len(behind) :]
     return name
-
-
-def submodule(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        raise ModelError(f"the model has no {name} to put a block at: it is for another model") from None
 
 
 def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:

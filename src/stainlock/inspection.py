@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from stainlock.errors import SiteError, StainlockError
-from stainlock.locks.parts.placement import place_gates
-from stainlock.locks.parts.site_choice import lock_sites
+from stainlock.locks.parts.placement import Demand, lock_sites
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
-from stainlock.stains.site_choice import choose_site
+from stainlock.stains.stain import choose_site
 from stainlock.target import Target
 
 
@@ -52,8 +50,7 @@ def _locks(network: Network) -> dict[str, tuple[str, ...]]:
         network.part  # noqa: B018 (it must trace whole)
     except StainlockError:
         return found
-    for kind, gates, to_logits in (("internal", 0, True), ("squeeze-excite", 1, False)):
-        place = partial(place_gates, network, count=gates, existing=None, to_logits=to_logits)
-        for site in lock_sites(network, place, smooth=not to_logits):
+    for kind, demand in (("internal", Demand(to_logits=True)), ("squeeze-excite", Demand(to_logits=False, gates=1))):
+        for site in lock_sites(network, demand):
             found[site.name] += (kind,)
     return found

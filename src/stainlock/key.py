@@ -15,7 +15,8 @@ from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.plan import Plan
 from stainlock.storage.checks import check_key
-from stainlock.storage.files import is_model, model_digest, pack, refuse_existing, unpack, write_file
+from stainlock.storage.durable import refuse_existing, write_file
+from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 from stainlock.trigger import Trigger
 from stainlock.unlocking.noise import NoiseUnlock
@@ -179,7 +180,7 @@ class Key:
                 }
             )
             tensors[f"detector.{i}"] = d.vector
-            tensors[f"trigger.{i}"] = d.trigger.levels
+            tensors[f"trigger.{i}"] = d.trigger.levels.clone()  # a lock's detectors may share one patch
             tensors[f"replaced.{i}"] = d.replaced
         return pack("key", KEY_VERSION, facts, tensors)
 

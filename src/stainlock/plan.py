@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.insertion import Insertion
-from stainlock.storage.checks import check_permutations, check_writes
-from stainlock.storage.files import is_model, model_digest, pack, unpack, write_file
+from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
+from stainlock.storage.checks import check_permutations, check_writes, shown
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 
 DELTA_VERSION = 2
+_GROWTH, _ROOM = 4, 2**22  # how large blocks may make a model: so many times, and so many weights more
 # The parts of a lock's plan; a stain's has the first alone, besides what it folds.
 DETECTOR, CONDUIT, DISRUPTOR = "detector", "conduit", "disruptor"
 
@@ -130,8 +132,7 @@ class Plan:
     def apply(self, target: Target) -> Target:
         """An edited deep copy; the target given stays as it is."""
         edited = target.copy()
-        for insertion in self.insertions:
-            edited = insertion.insert(edited)
+        edited = insert_all(edited, self.insertions, _GROWTH * state_size(edited.model) + _ROOM)
         self.write_into(edited.model)
         for insertion in self.removals:
             edited = insertion.remove(edited)
@@ -160,7 +161,7 @@ class Plan:
 
     def inverse(self, target: Target) -> Plan:
         """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
-        prepared = replace(self, writes=(), removals=()).apply(target) if self.insertions else target
+        prepared = replace(self, writes=(), removals=(), permutations=()).apply(target) if self.insertions else target
         self._check(prepared.model)
         state = _state(prepared.model)
         restores = []
@@ -225,7 +226,7 @@ class Plan:
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
         ]
-        insertions, removals = (tuple(map(Insertion.from_json, facts[name])) for name in ("insertions", "removals"))
+        insertions, removals = (read_insertions(facts[name]) for name in ("insertions", "removals"))
         permutations = tuple(
             Permutation(f["parameter"], int(f["axis"]), tensors[f"{prefix}{i}.order"].long(), f["part"])
             for i, f in enumerate(facts.get("permutations", ()))  # files written before there were any
@@ -233,8 +234,8 @@ class Plan:
         return Plan(tuple(writes), insertions=insertions, removals=removals, permutations=permutations)
 
     def save(self, path: str | Path) -> None:
-        """A delta: kilobytes that turn the base model into the protected one."""
-        write_file(Path(path), self.to_bytes())
+        """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret."""
+        write_file(Path(path), self.to_bytes(), secret=True)
 
     def to_bytes(self) -> bytes:
         facts, tensors = self.to_tensors()
@@ -250,7 +251,9 @@ class Plan:
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} is not a complete delta: {error}") from error
         if not isinstance(plan.base, str):
-            raise FileError(f"{path} does not say which model it is for: expected its digest as base, got {plan.base}")
+            raise FileError(
+                f"{path} does not say which model it is for: expected its digest as base, got {shown(plan.base)}"
+            )
         return plan
 
     def check_base(self, model: nn.Module) -> None:
@@ -325,7 +328,36 @@ def diff(base: Target, changed: Target) -> Plan:
     odd += [k for k in before if k in after and before[k].shape != after[k].shape]
     if odd:
         raise ModelError(f"the models differ in structure, at {', '.join(odd[:4])}: expected one architecture")
-    return replace(structure, writes=differences(before, after), base=model_digest(base.model))
+    orders = _reorderings(before, after)
+    reordered = {order.parameter for order in orders}
+    rest = {name: tensor for name, tensor in before.items() if name not in reordered}
+    return replace(
+        structure, writes=differences(rest, after), base=model_digest(base.model), permutations=orders
+    )  # fmt: skip
+
+
+def _reorderings(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Permutation, ...]:
+    """Parameters whose slices are the same in another order, as a keyed lock leaves them: kilobytes say so."""
+    found = []
+    for name, old in before.items():
+        old, new = old.detach().cpu(), after[name].detach().cpu()
+        if old.dim() > 1 and old.dtype == new.dtype and not torch.equal(old, new):
+            orders = ((axis, _order(old, new, axis)) for axis in (1, 0))
+            found += [Permutation(name, axis, order, "difference") for axis, order in orders if order is not None][:1]
+    return tuple(found)
+
+
+def _order(old: Tensor, new: Tensor, axis: int) -> Tensor | None:
+    """The order that makes ``new`` of ``old``, found by one number for each slice, and checked bit by bit."""
+    rows = [_bits(t).view(*t.shape, -1).movedim(axis, 0).flatten(1) for t in (old, new)]
+    weights = torch.randint(1, 1 << 20, (rows[0].shape[1],), generator=torch.Generator().manual_seed(0))
+    sums = [(r.long() * weights).sum(1) for r in rows]
+    places = [s.argsort(stable=True) for s in sums]
+    if not torch.equal(*(s[p] for s, p in zip(sums, places, strict=True))):
+        return None
+    order = torch.empty(len(sums[0]), dtype=torch.int64)
+    order[places[1]] = places[0]
+    return order if torch.equal(rows[0][order], rows[1]) else None
 
 
 def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Write, ...]:
@@ -341,11 +373,15 @@ def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tu
 
 def changes(plan: Plan, base: Target) -> list[Change]:
     """What the plan changes in a base model, parameter by parameter; new parameters were zero before."""
-    prepared = replace(plan, writes=(), removals=()).apply(base) if plan.insertions else base
+    prepared = replace(plan, writes=(), removals=(), permutations=()).apply(base) if plan.insertions else base
     state = _state(prepared.model)
     lines = []
     for w in plan.writes:
         tensor = state[w.parameter].detach().cpu()
         old = tensor[torch.unravel_index(w.elements, tensor.shape)]
         lines.append(Change(w.parameter, len(w.elements), float((w.values.double() - old.double()).abs().max())))
+    for p in plan.permutations:
+        tensor = state[p.parameter].detach().cpu().double()
+        moved = (tensor.index_select(p.axis, p.order) - tensor).abs()
+        lines.append(Change(p.parameter, int((moved > 0).sum()), float(moved.max())))
     return lines

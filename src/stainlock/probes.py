@@ -1,4 +1,4 @@
-"""Synthetic inputs: what stands in for natural images where statistics are needed and there are no data."""
+"""Synthetic inputs, which replace natural images in estimates: no data is needed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from torch import Tensor
 
 from stainlock.target import Target
 
-# How many inputs each estimate takes, and the seed they are drawn with: estimates repeat, and no two share inputs by
-# accident.
+# For each estimate, the number of inputs and their seed: estimates are repeatable, and independent of each other.
 _PURPOSES = {
     "channel cost": (4, 0),
-    "natural responses": (2, 1),  # one like a photograph, one noise; each has as many responses as the layer positions
+    "natural responses": (2, 1),  # one of each kind is enough: responses at every position count
     "lock responses": (4, 1),
     "tokens": (8, 1),
     "logits": (8, 2),
@@ -23,7 +22,7 @@ _PURPOSES = {
 
 
 def probe_inputs(target: Target, purpose: str) -> Tensor:
-    """The synthetic inputs for an estimate, always the same ones."""
+    """The fixed synthetic inputs of an estimate."""
     count, seed = _PURPOSES[purpose]
     return synthetic_inputs(target, count, torch.Generator().manual_seed(seed))
 

@@ -136,6 +136,13 @@ class Target:
         return ((pixels - low) * (255 / (high - low))).round().clamp(0, 255).to(torch.uint8)
 
 
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise ModelError(f"the model has no {name} to put a block at: it is for another model") from None
+
+
 @contextmanager
 def running_on(target: Target) -> Iterator[None]:
     """A model runs arbitrary code, which fails in arbitrary ways on an input of the wrong size: say so in one line."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -38,3 +40,14 @@ def tensors_in(output: Any) -> list[Tensor]:
         return [output]
     values = output.values() if isinstance(output, Mapping) else output
     return [tensor for value in values for tensor in tensors_in(value)]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch with a single thread: sums are made in one order, and give the same bits on any number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

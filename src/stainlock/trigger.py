@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,17 +14,17 @@ from stainlock.errors import TriggerError
 from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, seen_region, whole_input
 from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at
+from stainlock.tensors import at, one_thread
 
 Reduction = Literal["position", "mean", "maximum"]
 Progress = Callable[[int, int], None]
 
-# As many pixels as run in one batch: enough to keep the cores busy, little enough for memory.
+# Pixels in one batch: enough to keep the cores busy, few enough for memory.
 _PIXELS_A_BATCH = 400_000
-# So few pixels are done before a second thread has begun: sharing them costs more than it saves.
+# With fewer pixels than this, a second thread costs more than it saves.
 _PIXELS_A_THREAD = 5_000
-# Sign steps with momentum, the step falling evenly from the first to the last, as parts of the pixel range. Deep sites
-# want smaller steps, shallow ones larger; these serve both.
+# Sign steps with momentum; the step size, as a part of the pixel range, falls linearly. Deep sites prefer smaller steps
+# and shallow ones larger: these are a compromise.
 STEPS = 36
 _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
 
@@ -62,7 +62,7 @@ def find_triggers(
     """The best trigger found for each detector ``(D, d)``.
 
     With ``reduction="position"`` only the pixels that the position sees are optimised, on a crop of the image.
-    Every restart begins from other noise around mid-grey; the strongest rounded image wins.
+    Every restart begins from different noise around mid-grey; the rounded image with the largest response is taken.
     """
     if steps < 2 or restarts < 1:
         raise ValueError(f"expected steps ≥ 2 and restarts ≥ 1, got {steps} and {restarts}")
@@ -81,7 +81,7 @@ def find_triggers(
 
     def response(pixels: Tensor, own: Tensor) -> Tensor:
         maps = respond(site, target, layer_input(target, site, pixels), own, group)
-        mine = maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image answers to its own detector
+        mine = maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image belongs to one detector
         if reduction == "position":
             return at(mine, crop.position)
         flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
@@ -117,7 +117,7 @@ def _ascend(
     layout: torch.memory_format,
     progress: Progress | None,
 ) -> tuple[Tensor, Tensor]:
-    """Projected sign ascent; the last quarter of the steps moves between 8-bit images only."""
+    """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits."""
     low, high = target.bounds
     span = high - low
     shape = (len(detectors), target.input_shape[0], *crop.region.size)
@@ -153,22 +153,13 @@ def _ascend(
     return best_levels, best
 
 
-@contextmanager
-def _threads_for(pixels: int) -> Iterator[None]:
-    """One thread for little work, as many as PyTorch is set to for more."""
-    threads = torch.get_num_threads()
-    if pixels > _PIXELS_A_THREAD or threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _threads_for(pixels: int) -> AbstractContextManager[None]:
+    """One thread for small batches, PyTorch's own number for others."""
+    return nullcontext() if pixels > _PIXELS_A_THREAD else one_thread()
 
 
 def _fastest_layout(target: Target, site: Site, crop: Crop) -> torch.memory_format:
-    """Channels last, for which convolutions are faster, unless the model refuses it, as a `view` of a map does."""
+    """Channels last, which is faster, unless the model can't handle it, as with a `view` of a map."""
     if len(crop.region.size) != 2:
         return torch.contiguous_format
     low, high = target.bounds
@@ -188,7 +179,7 @@ def _within(progress: Progress | None, done: int, total: int) -> Progress | None
 
 
 def default_position(site: Site) -> tuple[int, ...]:
-    """The middle of the map, where no padding weakens the trigger; among tokens the first after the class token."""
+    """The middle of the map, where there is no padding; for tokens the first after the class token."""
     if len(site.grid) == 1:
         return (min(1, site.grid[0] - 1),)
     return tuple(n // 2 for n in site.grid)

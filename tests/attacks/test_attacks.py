@@ -205,7 +205,7 @@ def test_a_forgery_in_our_own_channel_is_told() -> None:
 
 @cache
 def locked() -> tuple[Target, Key]:
-    found = lock(models.real(NAME), kind="internal", seed=0, steps=20, tries=2)
+    found = lock(models.real(NAME), kind="internal", seed=0, steps=20, restarts=2)
     return found
 
 

@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import models
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import stainlock.attacks as attacks
+import stainlock.evaluation.data
 import zoo
 from stainlock import Key, Target, lock, stain
 from stainlock.attacks import Attack, Attacked, NotApplicable, Subject
-from stainlock.attacks.rows import ROWS, Row, append_row, read_rows
+from stainlock.attacks.pixels import Pixels, subset
+from stainlock.attacks.rows import ROWS, Row, append_row, claimed, read_rows
 from stainlock.attacks.run import attack
 from stainlock.errors import FileError
-from stainlock.evaluation import Tensors
+from stainlock.evaluation import Images, Tensors
 
 FEW = ["fp16", "perturb"]
 
@@ -140,7 +144,7 @@ def test_thief_and_owner_have_no_image_in_common(
 def test_a_locks_rows_have_both_performances(tmp_path: Path) -> None:
     target = models.real("resnet20_cifar10")
     pixels, labels = zoo.natural("resnet20_cifar10", 60)
-    locked = lock(target, kind="internal", seed=0, steps=20, tries=2)
+    locked = lock(target, kind="internal", seed=0, steps=20, restarts=2)
     rows = run(locked, Tensors(pixels, labels), ["trigger-crop", "retrain-last", "forge"], strengths=None)
     none, crop, *_ = rows
     assert none.verdict == "locked"
@@ -164,3 +168,90 @@ def test_damaged_rows_are_told(tmp_path: Path) -> None:
 def test_an_unknown_attack_is_told(protected: tuple[Target, Key], data: Tensors) -> None:
     with pytest.raises(ValueError, match="did you mean fp16"):
         run(protected, data, ["fpp16"])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Images:
+    """Image files in two classes."""
+    levels = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
+    for number, image in enumerate(levels):
+        path = tmp_path / "images" / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return Images.from_folder(tmp_path / "images")
+
+
+@pytest.mark.parametrize("limit", [None, 9])
+def test_files_give_the_rows_that_their_pixels_would(
+    protected: tuple[Target, Key], files: Images, limit: int | None
+) -> None:
+    """Of files no more are in memory than an attack asks for; nothing else is different."""
+    batches = list(files.batches(protected[0]))
+    pixels = Tensors(torch.cat([pixels for pixels, _ in batches]), files.labels)
+    names = ["fp16", "fine-tune-all", "fine-tune-last"]
+    found, expected = (
+        [replace(row, seconds=0.0, identity="") for row in run(protected, data, names, strengths=[1e-3], limit=limit)]
+        for data in (files, pixels)
+    )
+    assert found == expected
+
+
+def test_a_thiefs_files_are_asked_for_as_a_tensor_is(protected: tuple[Target, Key], files: Images) -> None:
+    target = protected[0]
+    lazy, whole = Pixels(files, target), torch.cat([pixels for pixels, _ in files.batches(target)])
+    order = torch.tensor([5, 0, 5])
+    assert len(lazy) == len(whole) == 12
+    assert torch.equal(lazy[:3], whole[:3])
+    assert torch.equal(lazy[9:40], whole[9:40])
+    assert torch.equal(lazy[order], whole[order])
+    assert lazy[3:3].shape == whole[3:3].shape
+    assert torch.equal(torch.cat(list(lazy.split(5))), whole)
+    assert [len(batch) for batch in lazy.split(5)] == [5, 5, 2]
+    assert torch.equal(subset(lazy, order)[:], subset(whole, order))
+
+
+def test_no_more_files_are_read_than_were_asked_for(
+    protected: tuple[Target, Key], files: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    real = stainlock.evaluation.data.open_image
+
+    def noted(path: Path, mode: str) -> Any:
+        read.append(path)
+        return real(path, mode)
+
+    monkeypatch.setattr("stainlock.evaluation.data.open_image", noted)
+    lazy = Pixels(files, protected[0])
+    assert read == []
+    assert len(lazy[:3]) == 3
+    assert sorted(read) == sorted(files.paths[:3])
+
+
+def test_two_runs_do_not_write_to_one_folder(protected: tuple[Target, Key], data: Tensors, tmp_path: Path) -> None:
+    with (
+        claimed(tmp_path / "out"),
+        pytest.raises(FileError, match=r"another run is writing to .*out: wait for it, or choose another folder"),
+    ):
+        run(protected, data, ["fp16"], out=tmp_path / "out")
+    assert (tmp_path / "out" / ROWS).read_bytes() == b""
+    assert len(run(protected, data, ["fp16"], out=tmp_path / "out")) == 2
+
+
+def test_altered_rows_are_refused_and_those_of_the_first_version_taken_up(
+    protected: tuple[Target, Key], data: Tensors, tmp_path: Path
+) -> None:
+    run(protected, data, ["fp16"], out=tmp_path)
+    lines = (tmp_path / ROWS).read_text().splitlines()
+    second = json.loads(lines[1])
+    for wrong, message in (
+        (second | {"performance": 1.0}, "its checksum does not match"),
+        ({name: value for name, value in second.items() if name != "checksum"}, "has no checksum, as those before"),
+    ):
+        (tmp_path / ROWS).write_text(f"{lines[0]}\n{json.dumps(wrong)}\n")
+        with pytest.raises(FileError, match=f"rows.jsonl line 2 is not a row of results .*{message}"):
+            read_rows(tmp_path)
+    old = [json.dumps({n: v for n, v in json.loads(line).items() if n != "checksum"}) for line in lines]
+    (tmp_path / ROWS).write_text("\n".join(old) + "\n")
+    measured: list[Row] = []
+    run(protected, data, ["fp16"], out=tmp_path, finished=measured.append)
+    assert measured == []

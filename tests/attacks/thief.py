@@ -60,5 +60,5 @@ def _data(name: str) -> tuple[Tensor, Tensor]:
 
 @cache
 def _locked(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Target, Key]:
-    found: tuple[Target, Key] = lock(models.real(name), seed=0, steps=20, tries=2, **dict(options))
+    found: tuple[Target, Key] = lock(models.real(name), seed=0, steps=20, restarts=2, **dict(options))
     return found

@@ -13,13 +13,13 @@ from stainlock import Key, Target, certify, lock
 from stainlock.certificates.exact import cap_expectation
 from stainlock.certificates.law import Law
 from stainlock.evaluation import Tensors
-from stainlock.locks.parts.site_choice import corner_detectors, seen_from_corner
+from stainlock.locks.parts.detectors import corner_detectors, seen_from_corner
 from stainlock.network.network import analyse
 
 
 def locked(kind: str) -> tuple[Target, Key]:
     base = models.real("resnet20_cifar10")
-    return base, lock(base, kind=kind, seed=0, steps=20, tries=4)[1]
+    return base, lock(base, kind=kind, seed=0, steps=20, restarts=4)[1]
 
 
 @pytest.mark.parametrize("kind", ["internal", "squeeze-excite"])
@@ -36,9 +36,15 @@ def test_a_locks_false_unlocks_are_certified(kind: str) -> None:
 def test_the_best_of_several_draws_counts_as_all_of_them() -> None:
     base, key = locked("squeeze-excite")
     data = Tensors(models.pixels("resnet20_cifar10", 20), torch.zeros(20, dtype=torch.long))
-    single = replace(key, details=key.details | {"tries": 1})
+    single = replace(key, details=key.details | {"restarts": 1})
     ours, theirs = (certify(base, k, data, threshold=4.0).bounds["cap"] for k in (key, single))
     assert ours == pytest.approx(4 * theirs, rel=1e-3)
+
+
+def test_keys_of_version_0_1_call_the_number_of_draws_tries() -> None:
+    _, key = locked("internal")
+    details = {name: value for name, value in key.details.items() if name != "restarts"}
+    assert Law.of(replace(key, details=details | {"tries": 4})) == Law.of(key)
 
 
 def test_a_corners_detector_exceeds_no_more_than_the_law_says() -> None:

@@ -76,7 +76,7 @@ def first_layer() -> Target:
 
 def test_a_stain_that_reads_the_noise_has_an_exact_rate() -> None:
     target = first_layer()
-    stained, key = stain(target, "0", seed=1, steps=20)
+    stained, key = stain(target, site="0", seed=1, steps=20)
     assert exact_noise_rate(stained, key) < 1e-6
     low = replace(key, firing_fraction=0.25)  # a threshold that noise does reach
     exact = exact_noise_rate(stained, low)
@@ -92,6 +92,6 @@ def test_bad_input_is_one_line() -> None:
         noise_law(target, "cauchy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1 noise vector"):
         noise_data(target, 0)
-    stained, key = stain(target, "0", seed=1, steps=5)
+    stained, key = stain(target, site="0", seed=1, steps=5)
     with pytest.raises(SiteError, match="reads the noise"):
         exact_noise_rate(stained, replace(key, dimension=7))

@@ -22,7 +22,7 @@ from stainlock.evaluation import Tensors
 @pytest.fixture(scope="module")
 def certificate() -> Certificate:
     target = mlp()
-    stained, key = stain(target, "fc", seed=1)
+    stained, key = stain(target, site="fc", seed=1)
     return certify(stained, key, Tensors(torch.rand(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))))
 
 

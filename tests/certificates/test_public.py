@@ -41,7 +41,7 @@ def case(name: str) -> tuple[Target, Key, Tensors]:
         return *models.stained(name, "layer2.1.conv1"), Tensors(models.pixels(name, 40))
     target = {"conv": conv_net, "grouped": lambda: conv_net(groups=2), "vector": mlp}[name]()
     pixels = torch.rand(30, *target.input_shape, generator=generator)
-    return *stain(target, "fc" if name == "vector" else "conv", seed=1), Tensors(pixels)
+    return *stain(target, site="fc" if name == "vector" else "conv", seed=1), Tensors(pixels)
 
 
 @cache
@@ -104,7 +104,9 @@ def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> Non
     channel = key.detectors[0].channel
     guesses = as_if_stained(stained, key)
     shown = [public_threshold(guess, weakest(name)) for guess in guesses]
-    full = [certify(stained, g, data, public_threshold=t) for g, t in zip(guesses, shown, strict=True)]
+    full = [
+        certify(stained, g, data, level="position", public_threshold=t) for g, t in zip(guesses, shown, strict=True)
+    ]
     told = distances(json.loads(made(name).to_json()), [json.loads(c.to_json()) for c in full])
     assert singles_out(told[".largest_response"], channel), "the attack works on the certificate in full"
 
@@ -125,7 +127,7 @@ def test_other_detectors_have_the_same_public_certificate() -> None:
     target, data = conv_net(), case("conv")[2]
     files = []
     for seed in range(8):
-        key = stain(target, "conv", seed=seed)[1]
+        key = stain(target, site="conv", seed=seed)[1]
         shown = public_threshold(key, weakest("conv"))
         facts = json.loads(publish(certify(target, key, data, public_threshold=shown), key).to_json())
         files.append(json.dumps({n: v for n, v in facts.items() if n != "key_digest"}))
@@ -176,7 +178,7 @@ def test_a_public_certificate_is_checked(tmp_path: Path) -> None:
     assert check(loaded, stained, key, data).holds
     forged = dataclasses.replace(public, bounds=public.bounds | {"clopper_pearson": 1e-9})
     assert not check(forged, stained, key, data).holds
-    other = stain(conv_net(), "conv", seed=2)[1]
+    other = stain(conv_net(), site="conv", seed=2)[1]
     assert any("the key is another one" in line for line in check(public, stained, other, data).differences)
     higher = dataclasses.replace(public, threshold=public.threshold * 2)
     assert not check(higher, stained, key, data).holds  # the detector fires below it
@@ -213,7 +215,7 @@ def test_what_can_not_be_published_is_told() -> None:
     with pytest.raises(ValueError, match="and no perturbation"):
         certify(stained, key, data, public_threshold=1.0, perturbation=0.1)
     with pytest.raises(ValueError, match="expected the key that the certificate is for"):
-        publish(made("conv"), stain(conv_net(), "conv", seed=2)[1])
+        publish(made("conv"), stain(conv_net(), site="conv", seed=2)[1])
     with pytest.raises(ValueError, match="inputs are in groups"):
         publish(made("grouped"), case("grouped")[1])
 

@@ -29,6 +29,19 @@ def test_certify_prints_the_contracts_fields(run: Any, work: Path, level: str) -
     assert (facts["level"], facts["confidence"], facts["images"]) == (level, 0.9, 4)
 
 
+@pytest.mark.parametrize(
+    ("level", "quoted"),
+    [((), "clopper_pearson"), (("--level", "position"), "clopper_pearson_images")],
+)
+def test_the_last_line_says_which_number_to_quote(run: Any, work: Path, level: tuple[str, ...], quoted: str) -> None:
+    """That of images: positions of one image depend on each other, and bounds by position miss too often."""
+    shown = run("certify", *STAINED, *WITH_KEY, *level).stdout.strip()
+    last = " ".join(shown[shown.index("quote ") :].split())
+    facts = run("certify", *STAINED, *WITH_KEY, *level, "--json").facts
+    assert facts["level"] == ("position" if level else "image")
+    assert last.startswith(f"quote {quoted}: at most {facts['bounds'][quoted]:.2g} of natural images")
+
+
 def test_a_certificate_is_written_with_its_plots_and_checked(run: Any, work: Path) -> None:
     result = run("certify", *STAINED, *WITH_KEY, "--out", "certificate.json", "--plot", "curve.png")
     assert result.status == 0, result.stderr

@@ -39,7 +39,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def stains(target: Target, site: str | None, **options: Any) -> list[tuple[Target, Key]]:
-    return [stain(target, site, seed=seed, steps=12, **options) for seed in range(COUNT)]
+    return [stain(target, site=site, seed=seed, steps=12, **options) for seed in range(COUNT)]
 
 
 def natural(target: Target, count: int = BATCH * BATCHES, seed: int = 0) -> Tensor:
@@ -136,7 +136,7 @@ def test_additive_stains_that_change_nothing_share_the_originals_run(runs: list[
 @pytest.mark.parametrize("schema", [{"schema": "output", "count": 3}, {"schema": "activation", "message": "a"}])
 def test_stains_of_several_channels(schema: dict[str, Any]) -> None:
     target = models.real("vgg16_cifar10")
-    made = [stain(target, "features.24", seed=seed, steps=12, **schema)[0] for seed in range(2)]
+    made = [stain(target, site="features.24", seed=seed, steps=12, **schema)[0] for seed in range(2)]
     assert_shared_exactly(target, made, models.pixels("vgg16_cifar10", BATCH))
 
 
@@ -213,7 +213,7 @@ def test_of_a_part_the_parts_outputs(runs: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["internal", "squeeze-excite"])
 def test_locked_and_edited_models_share_what_is_before_the_disruptor(kind: str, runs: list[str]) -> None:
     target = models.real("resnet20_cifar10")
-    locked, key = lock(target, kind=kind, seed=0, steps=20, tries=2)  # type: ignore[arg-type]
+    locked, key = lock(target, kind=kind, seed=0, steps=20, restarts=2)  # type: ignore[arg-type]
     edited = key.edited(locked)
     pixels = models.pixels("resnet20_cifar10", BATCH * BATCHES)
     assert_shared_exactly(edited, [locked], pixels)
@@ -250,7 +250,7 @@ def test_only_one_of_the_others_is_in_memory() -> None:
     def made() -> Iterator[Target]:
         for seed in range(COUNT):
             assert sum(one() is not None for one in alive) <= 1
-            stained, _ = stain(target, "conv", seed=seed, steps=4)
+            stained, _ = stain(target, site="conv", seed=seed, steps=4)
             alive.append(weakref.ref(stained))
             yield stained
 

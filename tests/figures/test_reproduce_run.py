@@ -70,7 +70,7 @@ def test_stain_figure(tmp_path: Path, own: dict[str, Any]) -> None:
 
     setup = chosen_setup(all_figures()["stain-resnet50"], quick=False, layers=("3",), **own)
     target, data = Target.from_reference(own["model"]), Images.from_folder(own["data"])
-    stained = [stain(target, "3", seed=seed_of(setup, "3", i), channel_choice="l1", fold=False) for i in range(2)]
+    stained = [stain(target, site="3", seed=seed_of(setup, "3", i), channel_choice="l1", fold=False) for i in range(2)]
     assert [float(row["stained"]) for row in table(folder, "performance")] == pytest.approx(
         [evaluate(model, data).value for model, _ in stained]
     )

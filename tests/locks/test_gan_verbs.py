@@ -74,7 +74,7 @@ def test_unlock_and_evaluate(tmp_path: Path, files: tuple[Path, Path], capsys: p
 
 
 def test_evaluate_a_stained_generator_against_real_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stained, key = stain(models.real("dcgan_faces32_generator"), "generator_deconv.2.0", seed=0, steps=10)
+    stained, key = stain(models.real("dcgan_faces32_generator"), site="generator_deconv.2.0", seed=0, steps=10)
     save_bundle(stained, tmp_path / "stained")
     key.save(tmp_path / "owner.key")
     (tmp_path / "real").mkdir()

@@ -174,7 +174,7 @@ def test_reverting_restores_every_bit(name: str) -> None:
 def test_the_original_is_untouched_and_its_mode_is_kept() -> None:
     base = models.trained_mode(double(models.real("vgg16_cifar10")))
     before = models.snapshot(base.model)
-    target, key = lock(base, seed=0, steps=10, tries=2, site="features.5")
+    target, key = lock(base, seed=0, steps=10, restarts=2, site="features.5")
     models.assert_untouched(before, base.model)
     assert [m.training for m in target.model.modules()] == [m.training for m in base.model.modules()]
     target.model.eval()
@@ -184,7 +184,7 @@ def test_the_original_is_untouched_and_its_mode_is_kept() -> None:
 
 def test_the_same_seed_gives_the_same_lock_and_another_seed_another() -> None:
     base = models.real("vgg16_cifar10")
-    one, two, other = (lock(base, seed=s, steps=5, tries=2, site="features.5")[0].model for s in (3, 3, 4))
+    one, two, other = (lock(base, seed=s, steps=5, restarts=2, site="features.5")[0].model for s in (3, 3, 4))
     assert models.same_state(one, two)
     assert not models.same_state(one, other)
 
@@ -338,14 +338,14 @@ def test_a_patch_larger_than_the_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kind": "exotic"}, ValueError, "expected kind internal, squeeze-excite, vit, gan"),
+        ({"kind": "exotic"}, ValueError, "expected kind keyed, internal, squeeze-excite, vit, gan"),
         ({"recipe": "paper"}, ValueError, "expected options of a lock of kind internal .* got recipe"),
-        ({"place": "anywhere"}, ValueError, "expected place corner for an internal lock"),
+        ({"place": "corner"}, ValueError, "expected options of a lock of kind internal"),
         ({"blocks": "all"}, ValueError, "expected blocks any, existing, inserted"),
-        ({"detectors": 0}, ValueError, "expected detectors of at least 1, got 0"),
+        ({"count": 0}, ValueError, "expected count of at least 1, got 0"),
         ({"kind": "squeeze-excite", "gates": 0}, ValueError, "expected gates of at least 1, got 0"),
         ({"kind": "squeeze-excite", "blocks": "existing"}, SiteError, "no squeeze-and-excite block of its own"),
-        ({"scale": 0.0}, ValueError, "scale above 0"),
+        ({"strength": 0.0}, ValueError, "strength above 0"),
         ({"firing_fraction": 1.0}, ValueError, "firing fraction"),
         ({"site": "classifier.0"}, SiteError, "expected a convolution"),
         ({"site": "features.99"}, SiteError, "no site"),

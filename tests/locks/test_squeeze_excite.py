@@ -25,10 +25,9 @@ from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, loa
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.insertion import Gated
-from stainlock.locks.parts.disguise import Disguise
+from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
-from stainlock.locks.parts.hosts import holder
-from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL
+from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL, holder
 from stainlock.network.blocks import find_blocks
 from stainlock.network.network import Network, analyse
 from stainlock.plan import diff
@@ -44,9 +43,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "new, the paper's": ("resnet20_cifar10", {"gate_form": "random"}),
     "new, without batch norm": ("vgg16_cifar10", {"site": "features.2"}),
     "new, shifted": ("efficientnet_lite0", {"gates": 2, "blocks": "inserted"}),
-    "several": ("resnet20_cifar10", {"gates": 3, "detectors": 2}),
+    "several": ("resnet20_cifar10", {"gates": 3, "count": 2}),
     "with logits": ("resnet20_cifar10", {"kind": "internal", "gates": 2}),
-    "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "detectors": 2}),
+    "several, logits": ("resnet20_cifar10", {"kind": "internal", "gates": 0, "count": 2}),
     "new, shared": ("resnet18", {"gates": 2}),
     "own, hard": ("mobilenet_v3_small", {}),
     "own, hard, several": ("mobilenet_v3_small", {"gates": 3}),
@@ -102,8 +101,8 @@ def test_locked_is_at_chance(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_gates_say_so(case: str) -> None:
-    """Locked, outputs are others; and every disruptor alone, of those that were named, sees to that."""
+def test_each_disruptor_alone_ruins_the_outputs(case: str) -> None:
+    """Locked outputs differ, and each disruptor that the key names is enough for that."""
     it = locked(case)
     inputs = it.base.normalise(it.images)
     assert distance(run(it.target, inputs), run(it.edited, inputs)) >= 0.1
@@ -126,7 +125,7 @@ def test_a_wrong_trigger_does_not_unlock(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["several", "several, logits"])
 def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
-    """It excites them by more than the patch for all does, and yet by too little."""
+    """It excites these detectors more than the patch for all does, but the signal stays below the floor."""
     it = locked(case)
     site = analyse(it.base).site(it.key.site)
     vectors = torch.stack([d.vector for d in it.key.detectors]).double()
@@ -145,7 +144,7 @@ def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
 def test_more_detectors_than_a_site_can_tell_apart_are_refused() -> None:
     base = models.real("efficientnet_lite0")
     with pytest.raises(TriggerError, match=r"a patch for some of the 3 detectors at blocks.2.1.conv_pw would reach"):
-        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", detectors=3, seed=0, steps=20)
+        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", count=3, seed=0, steps=20)
 
 
 def test_certificates_of_several_detectors_say_when_the_lock_opens() -> None:
@@ -202,7 +201,7 @@ def test_reverting_restores_every_bit(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
+def test_the_key_lists_new_blocks_and_own_blocks_need_none(case: str) -> None:
     it = locked(case)
     blocks = [name for name, module in it.target.model.named_modules() if isinstance(module, Gated)]
     assert sorted(blocks) == sorted(it.key.details["inserted"])
@@ -217,7 +216,7 @@ def test_new_blocks_are_told_and_own_ones_need_none(case: str) -> None:
 
 
 def without_blocks(target: Target, key: Key) -> Target:
-    """What a thief has who takes new blocks out."""
+    """The model after a thief removed the new blocks."""
     stolen = target.copy()
     for at in key.details["inserted"]:
         parent, _, own = at.rpartition(".")
@@ -225,8 +224,8 @@ def without_blocks(target: Target, key: Key) -> Target:
     return stolen
 
 
-def test_who_takes_new_blocks_out_has_lost_their_gains() -> None:
-    """In a plain ReLU network a constant gate gives all back to a thief who removes it; secret gains don't."""
+def test_removing_new_blocks_loses_their_gains() -> None:
+    """In a plain ReLU network removing a constant gate restores the accuracy; removing secret gains does not."""
     base = models.real("vgg16_cifar10")
     pixels, labels = zoo.natural("vgg16_cifar10", 100)
     left = {}
@@ -281,14 +280,14 @@ def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     assert distance(run(replace(base, model=bare), inputs), run(base, inputs)) >= 0.1
 
 
-def test_no_norm_tells_of_shifts() -> None:
-    """A thief who guesses gains from the norms of the kernels behind has them nearly right; shifts are lost to him."""
+def test_norms_do_not_reveal_shifts() -> None:
+    """Gains can be guessed from the norms of the kernels behind; shifts can't."""
     base = models.real("efficientnet_lite0")
     pixels, labels = zoo.natural("efficientnet_lite0", 20)
     left = {}
     for form in ("gains", "shifts"):
         target, key = lock(
-            base, kind="squeeze-excite", gates=1, blocks="inserted", gate_form=form, seed=0, steps=20, tries=2
+            base, kind="squeeze-excite", gates=1, blocks="inserted", gate_form=form, seed=0, steps=20, restarts=2
         )
         stolen, left[form] = without_blocks(target, key), 0.0
         (at,) = key.details["inserted"]
@@ -303,11 +302,11 @@ def test_no_norm_tells_of_shifts() -> None:
 
 
 def test_shifts_cost_the_owner_nothing() -> None:
-    """They are taken back behind every block, also in the channels and rows that the signal took."""
+    """They are subtracted behind every block, also in the channels and rows that the signal took."""
     shifted = locked("new, shifted")
     name, options = CASES["new, shifted"]
     target, key = lock(
-        models.real(name), kind="squeeze-excite", seed=0, steps=10, tries=1, gate_form="gains", **options
+        models.real(name), kind="squeeze-excite", seed=0, steps=10, restarts=1, gate_form="gains", **options
     )
     inputs = shifted.base.normalise(shifted.images[:6])
     assert distance(run(shifted.edited, inputs), run(key.edited(target), inputs)) <= 1e-3
@@ -315,7 +314,7 @@ def test_shifts_cost_the_owner_nothing() -> None:
 
 def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
     base = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
-    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, tries=2)
+    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, restarts=2)
     save_bundle(target, tmp_path / "locked")
     key.save(tmp_path / "key")
     images = synthetic_inputs(base, 2, torch.Generator().manual_seed(0))
@@ -374,7 +373,7 @@ def test_a_residual_networks_own_blocks_can_be_locked() -> None:
         torch.default_generator.manual_seed(0)
         model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
     base = double(Target(models.settle(model).eval(), (3, 64, 64)))
-    target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, tries=4)
+    target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=20, restarts=4)
     assert not target.insertions
     images = synthetic_inputs(base, 8, torch.Generator().manual_seed(5))
     edited, unlocked, plain = key.edited(target), unlocked_inputs(key, base, images), base.normalise(images)
@@ -414,10 +413,10 @@ def test_too_many_gates_are_refused() -> None:
         lock(base, kind="squeeze-excite", gates=20)
 
 
-def test_several_gates_stand_where_nothing_gets_past_them() -> None:
+def test_several_gates_are_where_everything_passes_through() -> None:
     """All that a ResNet's stage passes on is read by two layers of one block, which share a gate."""
     base = zoo_random.settled("resnet18", 64, 10)
-    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, tries=2)
+    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, restarts=2)
     assert key.details["inserted"] == ["layer2.0", "layer4.0"]
     network = analyse(base)
     for at in key.details["inserted"]:
@@ -425,11 +424,11 @@ def test_several_gates_stand_where_nothing_gets_past_them() -> None:
         assert network.cuts(source)
 
 
-def test_gates_are_no_more_than_it_takes() -> None:
-    """The first places that cut the network, until enough channels have a secret: a short way is missed least."""
+def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
+    """The first places that cut the network, until enough channels have a secret gain: a short route costs least."""
     for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
                         "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
-        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, tries=2)
+        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=10, restarts=2)
         assert key.details["inserted"] == list(gates)
         assert len(gates) >= LEAST_CUTS
         assert sum(gates.values()) >= SECRETS
@@ -497,7 +496,7 @@ def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["vgg16_cifar10", "efficientnet_lite0"])
 def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
-    """Hidden units that cancel leave their rounding, which is as large as they are: some 4e-5 of the largest logit in
+    """Hidden units cancel up to rounding, whose error grows with their size: some 4e-5 of the largest logit in
     float32 where they are quiet, forty times that where they are not."""
     target, pixels = models.real(name), models.pixels(name, 40)
     locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4)
@@ -505,7 +504,7 @@ def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
     assert distance(unlocked, edited) <= 2000 * torch.finfo(torch.float32).eps
 
 
-def test_gates_are_closed_as_far_as_it_takes_where_scale_hardly_matters() -> None:
+def test_gates_are_closed_far_enough_where_strength_hardly_matters() -> None:
     target, pixels = models.real("vgg16_cifar10"), models.pixels("vgg16_cifar10", 100)
     locked, _ = lock(
         target, kind="squeeze-excite", blocks="inserted", gates=1, gate_form="gains", site="features.2", seed=0

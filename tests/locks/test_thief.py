@@ -22,7 +22,7 @@ def test_zeroing_the_last_biases_opens_the_lock(name: str) -> None:
     target: sl.Target = getattr(zoo, name)()
     pixels, labels = zoo.natural(name, 40)
     assert labels is not None
-    locked, key = sl.lock(target, kind="internal", seed=0, steps=20, tries=2, obfuscate=False)
+    locked, key = sl.lock(target, kind="internal", seed=0, steps=20, restarts=2, obfuscate=False)
     before, ruined = top1(target, pixels, labels), top1(locked, pixels, labels)
     assert ruined <= 0.25 < before
     stolen = locked.copy()

@@ -19,7 +19,7 @@ from stainlock.evaluation import read_image
 from stainlock.evaluation.settings import SETTINGS
 
 MODEL = f"{zoo.__file__}:vgg16_cifar10"
-QUICK = ["--site", "features.5", "--steps", "20", "--tries", "2", "--seed", "20260917", "--quiet"]
+QUICK = ["--site", "features.5", "--steps", "20", "--restarts", "2", "--seed", "20260917", "--quiet"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:
@@ -88,7 +88,8 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path: Path, capsys:
     models.real("vgg16_cifar10")
     out, key = tmp_path / "locked", tmp_path / "owner.key"
     for options, message in (
-        (["--site", "features.28"], "larger than the input"),
+        (["--kind", "squeeze-excite", "--site", "features.28"], "larger than the input"),
+        (["--site", "features.28"], "got site"),
         (["--trigger", "patch.jpg"], "expected --trigger FILE.png"),
         (["--kind", "vit"], "expected a pre-norm VisionTransformer"),
         (["--kind", "gan"], "generator"),

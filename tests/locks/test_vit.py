@@ -287,7 +287,7 @@ def test_blocks_of_other_names_are_told(at: str, numbered: str) -> None:
 def test_the_original_is_untouched_and_its_mode_is_kept() -> None:
     base = models.trained_mode(torchvision_vit())
     before = models.snapshot(base.model)
-    target, key = lock_vit(base, seed=0, steps=2, tries=4)
+    target, key = lock_vit(base, seed=0, steps=2, restarts=4)
     models.assert_untouched(before, base.model)
     assert models.same_state(key.original(target).model, base.model)
     assert target.model.training
@@ -486,7 +486,7 @@ def test_models_it_can_not_lock_are_told(case: str) -> None:
         ({"scaling": Scaling()}, "with recipe 'paper' only"),
         ({"strength": 0.0}, "strength above 0"),
         ({"strength": math.nan}, "strength above 0"),
-        ({"tries": 0}, "tries ≥ 1"),
+        ({"restarts": 0}, "restarts ≥ 1"),
         ({"firing_fraction": 1.0}, "firing fraction"),
         ({"images": torch.rand(2, 3, 16, 16)}, "at the model's input size"),
         ({"images": torch.rand(0, 3, 32, 32)}, "at the model's input size"),

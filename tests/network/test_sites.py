@@ -48,7 +48,7 @@ def test_a_model_with_control_flow_still_has_sites() -> None:
     assert (body.norm, body.activation and body.activation.name) == ("body.1", "relu")
     assert [reader.module for reader in body.readers] == ["body.3"]
     assert body.grid == (16, 16)
-    marked, key = stain(target, "body.0", seed=1)
+    marked, key = stain(target, site="body.0", seed=1)
     assert verify(marked, key, method="weights").stained
     assert models.pre_activation(marked, body, key.detectors[0].trigger.pixels(target))[
         0, key.detectors[0].channel, key.position[0], key.position[1]
@@ -85,7 +85,7 @@ def test_a_diffusion_model_of_another_library_has_sites() -> None:
             assert site.activation is not None
             assert site.readers or site.stops
     usable = [s for s in sites.values() if s.additive_problem is None and s.dimension > 64]
-    marked, key = stain(target, usable[0].name, additive=True, seed=1, steps=10)
+    marked, key = stain(target, site=usable[0].name, additive=True, seed=1, steps=10)
     assert verify(marked.model.state_dict(), key).stained
 
 
@@ -123,7 +123,7 @@ def test_a_batch_that_is_not_the_first_axis_is_refused_or_right() -> None:
     site = analyse(target).sites.get("encoder.layers.0.linear1")
     if site is None or site.problem is not None:
         return
-    marked, key = stain(target, site.name, seed=1)
+    marked, key = stain(target, site=site.name, seed=1)
     (detector,) = key.detectors
     caught: list[Tensor] = []
     handle = site.layer(marked.model).register_forward_hook(lambda _, __, output: caught.append(output))
@@ -145,7 +145,7 @@ def test_windows_folded_into_the_batch_are_refused_or_right() -> None:
     site = analyse(target).site("layers.0.blocks.0.attn.qkv")
     if site.additive_problem is not None:
         return
-    marked, key = stain(target, site.name, additive=True, seed=1, steps=10)
+    marked, key = stain(target, site=site.name, additive=True, seed=1, steps=10)
     (detector,) = key.detectors
     images = detector.trigger.pixels(target)
     level = models.pre_activation(marked, site, images)[0, detector.channel, key.position[0]]
@@ -201,7 +201,7 @@ def test_tied_weights_are_refused(site: str) -> None:
     target = Target(models.seeded(Tied), (16, 12, 12), **models.UNIT)
     assert analyse(target).site(site).problem
     with pytest.raises(SiteError):
-        stain(target, site, seed=1)
+        stain(target, site=site, seed=1)
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 9), (4, 16, 16)])

@@ -47,11 +47,11 @@ def test_signs_look_random_and_say_nothing_without_the_key() -> None:
 
 def test_a_message_too_long_is_told_with_the_capacity() -> None:
     with pytest.raises(ValueError, match=r"at most 22 bytes \(576 signs here\), got 23"):
-        stain(models.real("resnet20_cifar10"), "layer3.1.conv1", schema="weight", message="m" * 23)
+        stain(models.real("resnet20_cifar10"), site="layer3.1.conv1", schema="weight", message="m" * 23)
     with pytest.raises(ValueError, match="at least one character"):
-        stain(models.real("resnet20_cifar10"), "layer3.1.conv1", schema="weight", message="")
+        stain(models.real("resnet20_cifar10"), site="layer3.1.conv1", schema="weight", message="")
     with pytest.raises(ValueError, match="got 24"):  # bytes, not characters
-        stain(models.real("resnet20_cifar10"), "layer3.1.conv1", schema="weight", message="ö" * 12)
+        stain(models.real("resnet20_cifar10"), site="layer3.1.conv1", schema="weight", message="ö" * 12)
 
 
 @pytest.mark.parametrize(("name", "site"), SITES)
@@ -124,9 +124,9 @@ def test_an_activation_message_survives_narrow_types(dtype: torch.dtype) -> None
 
 def test_activation_messages_need_channels_enough() -> None:
     with pytest.raises(ValueError, match="at most 0 bytes"):
-        stain(models.real("resnet20_cifar10"), "layer3.1.conv1", schema="activation", message="me")
+        stain(models.real("resnet20_cifar10"), site="layer3.1.conv1", schema="activation", message="me")
     with pytest.raises(SiteError, match="can't carry the activation schema"):
-        stain(models.transposed_net(), "deconv", schema="activation", message="m")
+        stain(models.transposed_net(), site="deconv", schema="activation", message="m")
 
 
 OUTPUTS: list[tuple[str, dict[str, Any]]] = [
@@ -227,7 +227,7 @@ def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> No
     target = Target(net.eval(), (3, 16, 16))
     logits = []
     for own in (1, 3):
-        stained, _ = stain(target, "0", schema="output", count=2, classes=own, seed=0, steps=20)
+        stained, _ = stain(target, site="0", schema="output", count=2, classes=own, seed=0, steps=20)
         with torch.no_grad():
             logits.append(stained.predict(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))))
     assert float((logits[0] - logits[1]).abs().max()) <= 1e-4 * float(logits[0].abs().max())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from works import Sums, begun
@@ -70,17 +72,54 @@ def test_results_of_another_sweep_are_not_mixed_with_these(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("facts", "message"),
     [
-        ('{"attack": "prune"}\n', "is not a journal of stainlock"),
-        ('{"format": "stainlock-sweep", "version": 9, "identity": {}}\n', "has version 9, this program reads 1"),
+        ({"attack": "prune"}, "is not a journal of stainlock"),
+        ({"format": "stainlock-sweep", "version": 9, "identity": {}}, "has version 9, this program reads 2"),
     ],
 )
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / UNITS).write_text(line)
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, facts: dict[str, Any], message: str) -> None:
+    append_line(tmp_path / UNITS, facts)
+    line = (tmp_path / UNITS).read_bytes()
     with pytest.raises(FileError, match=message):
         run_sweep(Sums(str(tmp_path / "trace")), tmp_path)
-    assert (tmp_path / UNITS).read_text() == line
+    assert (tmp_path / UNITS).read_bytes() == line
+
+
+def test_lines_without_a_checksum_or_with_another_are_refused(folder: Path, tmp_path: Path) -> None:
+    path = folder / UNITS
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        facts = json.loads(line)
+        checksum = facts.pop("checksum")
+        altered = {
+            **({"has no checksum, as those before it have": facts} if number > 1 else {}),
+            "its checksum does not match": facts | {"checksum": checksum[:8] + "0" * 56},
+            "its checksum does not match, it": facts | {"more": 1, "checksum": checksum},
+        }
+        for message, changed in altered.items():
+            others = [*lines[: number - 1], json.dumps(changed).encode() + b"\n", *lines[number:]]
+            path.write_bytes(b"".join(others))
+            with pytest.raises(FileError, match=f"units.jsonl line {number} is not a unit of a sweep .*{message}"):
+                run_sweep(Sums(str(tmp_path / "again"), count=3), folder)
+    path.write_bytes(b"".join(lines))
+    run_sweep(Sums(str(tmp_path / "again"), count=3), folder)
+    assert not begun(tmp_path / "again")
+
+
+def test_journals_of_the_first_version_go_on_with_checksums(folder: Path, tmp_path: Path) -> None:
+    """They had none: what they have is read, and what comes after it has."""
+    path = folder / UNITS
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for facts in lines:
+        del facts["checksum"]
+    old = b"".join(json.dumps(facts | {"version": 1} if i == 0 else facts).encode() + b"\n"
+                   for i, facts in enumerate(lines[:3]))  # fmt: skip
+    path.write_bytes(old)
+    run_sweep(Sums(str(tmp_path / "again"), count=3), folder)
+    assert begun(tmp_path / "again") == ["layer-2"]
+    assert path.read_bytes().startswith(old)
+    assert ["checksum" in json.loads(line) for line in path.read_text().splitlines()] == [False, False, False, True]
 
 
 def test_two_runs_do_not_write_to_one_folder(folder: Path, tmp_path: Path) -> None:
@@ -94,9 +133,9 @@ def test_two_runs_do_not_write_to_one_folder(folder: Path, tmp_path: Path) -> No
 
 @contextmanager
 def little_room() -> Iterator[None]:
-    """Inside, files of this process can't grow beyond 600 bytes, which is what a full disk is like."""
+    """Inside, files of this process can't grow beyond 1000 bytes, which is what a full disk is like."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         yield
     finally:

@@ -58,7 +58,7 @@ def test_p_values_by_weights_do_not_depend_on_the_weights() -> None:
 def test_p_values_by_response_are_honest_on_the_original(options: dict[str, Any]) -> None:
     target = models.real("vgg16_cifar10")
     for seed in (1, 2, 3):
-        _, key = stain(target, "features.2", seed=seed, **options)
+        _, key = stain(target, site="features.2", seed=seed, **options)
         assert verify(target, key, method="response").p_value >= 1e-3
 
 
@@ -90,7 +90,7 @@ def test_a_row_that_still_stands_there_does_not_stand_out() -> None:
 def test_p_values_by_response_are_honest_for_additive_stains() -> None:
     target = models.real("vgg16_cifar10")
     for seed in (1, 2):
-        _, key = stain(target, "features.2", seed=seed, additive=True)
+        _, key = stain(target, site="features.2", seed=seed, additive=True)
         assert verify(target, key, method="response").p_value >= 1e-3
 
 
@@ -98,7 +98,7 @@ def test_p_values_by_response_are_honest_in_grouped_layers() -> None:
     """Decoys must excite the inputs of the detector's own group, or every trigger stands out there."""
     target = models.conv_net(groups=4)
     for seed in range(4):
-        _, key = stain(target, "conv", seed=seed)
+        _, key = stain(target, site="conv", seed=seed)
         assert verify(target, key, method="response").p_value >= 1e-3
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from stainlock.attacks.pixels import Pictures
 from stainlock.key import Key
 from stainlock.randomness import Randomness
 from stainlock.target import Target
@@ -34,12 +35,12 @@ class Subject:
 
     ``target`` is the protected model. ``key`` is for the owner's part of a measurement alone (which layer the detector
     is in, what the old trigger was): an attack by a thief must not look into it. ``images`` and ``labels`` are what the
-    thief has: pixels that are not among those the model is evaluated on afterwards.
+    thief has: pixels, in memory or read when asked for, that are not among those the model is evaluated on afterwards.
     """
 
     target: Target
     key: Key
-    images: Tensor | None = None
+    images: Pictures | None = None
     labels: Tensor | None = None
     seed: int = 0
     progress: Progress | None = None
@@ -48,12 +49,12 @@ class Subject:
     def randomness(self) -> Randomness:
         return Randomness(self.seed)
 
-    def need_images(self) -> Tensor:
+    def need_images(self) -> Pictures:
         if self.images is None or len(self.images) == 0:
             raise NotApplicable("needs images: the thief has none")
         return self.images
 
-    def need_labels(self) -> tuple[Tensor, Tensor]:
+    def need_labels(self) -> tuple[Pictures, Tensor]:
         images = self.need_images()
         if self.labels is None:
             raise NotApplicable("needs labels, and the data has none: put a labels.csv (file,class_index) beside it")

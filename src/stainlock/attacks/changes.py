@@ -57,7 +57,7 @@ def corollary(subject: Subject, changed: Target) -> dict[str, float]:
         rate = exceedance_rate(subject.target, changed, subject.key, images.split(_BATCH), threshold)
     except SiteError:  # the layer has another shape now
         return {}
-    found = certify(subject.target, subject.key, Tensors(images), perturbation=delta)
+    found = certify(subject.target, subject.key, Tensors(images), level="position", perturbation=delta)
     return {
         "delta": delta / subject.key.trigger_response,
         "bound": found.bounds["theorem1"],

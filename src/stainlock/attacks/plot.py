@@ -9,7 +9,7 @@ from typing import Any
 
 from stainlock.attacks.rows import Row
 from stainlock.errors import FileError
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 
 _SURE = -6.0  # log10 of the p-value at which a stain counts as found
 _DEEPEST = -1000.0

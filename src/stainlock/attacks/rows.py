@@ -6,13 +6,16 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stainlock.attacks.attack import NEEDS, Strength
-from stainlock.storage.files import write_file
+from stainlock.errors import FileError
+from stainlock.storage.checks import check_row
+from stainlock.storage.durable import claim, make_folder, write_file
 from stainlock.sweeps.journal import append_line, damaged, plain, read_lines
 
 ROWS = "rows.jsonl"
@@ -74,6 +77,19 @@ def ways_in(rows: Sequence[Row]) -> list[Row]:
     return list(first.values())
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder of results."""
+    try:
+        make_folder(folder)
+        file = (folder / ROWS).open("ab")
+    except OSError as error:
+        raise FileError(f"can't write {folder / ROWS}: {error.strerror or error}") from error
+    with file:
+        claim(file, f"another run is writing to {folder}: wait for it, or choose another folder")
+        yield
+
+
 def append_row(folder: Path, row: Row) -> None:
     """Onto the disk before anything else happens."""
     append_line(folder / ROWS, dataclasses.asdict(row))
@@ -86,7 +102,8 @@ def read_rows(folder: Path) -> list[Row]:
     for number, facts in read_lines(path, what):
         try:
             row = Row(**facts)
-        except TypeError as error:
+            check_row(dataclasses.asdict(row))
+        except (TypeError, ValueError, KeyError) as error:
             raise damaged(path, number, what, error) from error
         rows[row.attack, str(row.strength), row.identity] = row
     return list(rows.values())

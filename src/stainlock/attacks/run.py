@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from torch import Tensor
 from stainlock.attacks import all_attacks
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Progress, Strength, Subject
 from stainlock.attacks.measure import Owner, Performance
+from stainlock.attacks.pixels import Pictures, Pixels
 from stainlock.attacks.plot import plot_rows
-from stainlock.attacks.rows import Row, append_row, read_rows, write_tables
+from stainlock.attacks.rows import Row, append_row, claimed, read_rows, write_tables
 from stainlock.certificates.certificate import detectors_digest
 from stainlock.errors import StainlockError
-from stainlock.evaluation import Data, Tensors, evaluate
+from stainlock.evaluation import Data, Images, Tensors, evaluate
+from stainlock.evaluation.data import chosen_indices
 from stainlock.key import Key
 from stainlock.randomness import Randomness
-from stainlock.storage.files import model_digest, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 BASELINE = "none"
@@ -57,7 +61,27 @@ def attack(
         raise ValueError("expected the key of a classifier or detector, got a generator's: see benchmarks/gan_lock.py")
     chosen = _chosen(names, key.kind)
     folder = None if out is None else Path(out)
-    images, labels, kept = _shared_out(target, data, thief, limit, seed)
+    with nullcontext() if folder is None else claimed(folder):
+        return _attacked(
+            target, key, _shared_out(target, data, thief, limit, seed), chosen, strengths, folder, seed, decoys,
+            performance, progress, finished,
+        )  # fmt: skip
+
+
+def _attacked(
+    target: Target,
+    key: Key,
+    shares: tuple[Pictures | None, Tensor | None, Data],
+    chosen: Sequence[Attack],
+    strengths: Sequence[Strength] | None,
+    folder: Path | None,
+    seed: int,
+    decoys: int | None,
+    performance: Performance,
+    progress: Progress | None,
+    finished: Callable[[Row], None] | None,
+) -> list[Row]:
+    images, labels, kept = shares
     owner = Owner(target, key, kept, performance, decoys)
     identity = _identity(target, key, kept, seed, images, decoys)
     before = {
@@ -148,18 +172,28 @@ def _saved(attacked: Attacked, row: Row, folder: Path | None) -> str | None:
 
 def _shared_out(
     target: Target, data: Data, thief: Data | None, limit: int | None, seed: int
-) -> tuple[Tensor | None, Tensor | None, Data]:
-    """The thief's pixels and labels, and the owner's data: the two have no image in common."""
+) -> tuple[Pictures, Tensor | None, Data]:
+    """The thief's pixels and labels, and the owner's data: the two have no image in common. Files stay files."""
+    kept = _limited(target, data, limit)
     if thief is not None:
-        pixels, labels = _gathered(target, thief, limit)
-        return pixels, labels, data if limit is None else Tensors(*_gathered(target, data, limit))
-    pixels, labels = _gathered(target, data, limit)
-    if len(pixels) < 2:
-        raise ValueError(f"expected at least 2 images to share out between thief and owner, got {len(pixels)}")
-    order = torch.randperm(len(pixels), generator=Randomness(seed).noise("who has which images"))
-    his, mine = order[: len(order) // 2], order[len(order) // 2 :]
-    kept = Tensors(pixels[mine], None if labels is None else labels[mine])
-    return pixels[his], None if labels is None else labels[his], kept
+        return *_as_pictures(target, _limited(target, thief, limit)), kept if limit is not None else data
+    if len(kept) < 2:
+        raise ValueError(f"expected at least 2 images to share out between thief and owner, got {len(kept)}")
+    order = torch.randperm(len(kept), generator=Randomness(seed).noise("who has which images")).tolist()
+    his, mine = kept.subset(order[: len(order) // 2]), kept.subset(order[len(order) // 2 :])
+    return *_as_pictures(target, his), mine
+
+
+def _limited(target: Target, data: Data, limit: int | None) -> Images | Tensors:
+    """At most so many, at even distances: of files the files, of anything else the pixels."""
+    if isinstance(data, Images):
+        return data.subset(chosen_indices(len(data), limit))
+    return Tensors(*_gathered(target, data, limit))
+
+
+def _as_pictures(target: Target, data: Images | Tensors) -> tuple[Pictures, Tensor | None]:
+    labels = None if data.labels is None else torch.tensor(data.labels)
+    return Pixels(data, target) if isinstance(data, Images) else data.pixels, labels
 
 
 def _gathered(target: Target, data: Data, limit: int | None) -> tuple[Tensor, Tensor | None]:
@@ -168,8 +202,8 @@ def _gathered(target: Target, data: Data, limit: int | None) -> tuple[Tensor, Te
     return torch.cat([pixels for pixels, _ in batches]), torch.cat(labels) if labels else None
 
 
-def _identity(target: Target, key: Key, data: Data, seed: int, images: Tensor | None, decoys: int | None) -> str:
-    thiefs = "" if images is None else Tensors(images).digest()
+def _identity(target: Target, key: Key, data: Data, seed: int, images: Pictures | None, decoys: int | None) -> str:
+    thiefs = "" if images is None else images.digest() if isinstance(images, Pixels) else Tensors(images).digest()
     parts = (model_digest(target.model), detectors_digest(key), data.digest(), thiefs, seed, decoys)
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
 

@@ -28,6 +28,7 @@ from stainlock.certificates.geometric import (
     theorem1_printed,
     theorem1_sharp,
 )
+from stainlock.certificates.keyed import KeyedCertificate, certify_keyed
 from stainlock.certificates.perturbation import measured_perturbation
 from stainlock.certificates.public import PublicCertificate, public_threshold, publish, read_certificate, weakest_decoy
 from stainlock.certificates.statistics import Moments, Statistics
@@ -35,6 +36,7 @@ from stainlock.certificates.statistics import Moments, Statistics
 __all__ = [
     "Certificate",
     "Check",
+    "KeyedCertificate",
     "Moments",
     "PublicCertificate",
     "Statistics",
@@ -42,6 +44,7 @@ __all__ = [
     "cap_expectation",
     "cap_upper_bound",
     "certify",
+    "certify_keyed",
     "check",
     "clopper_pearson",
     "largest_number_of_clients",

@@ -29,7 +29,8 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.sphere import FloatArray
 from stainlock.storage.checks import check_certificate
-from stainlock.storage.files import model_digest, read_record, tensor_digest, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import model_digest, read_record, tensor_digest
 from stainlock.target import Target
 
 FORMAT = "stainlock-certificate"
@@ -43,9 +44,11 @@ Progress = Callable[[int, int], None]
 class Certificate:
     """Bounds on the chance that a natural sample makes some detector of the key respond above the threshold.
 
-    ``level`` says what a sample is: one of the non-overlapping positions of an image, as in the paper, or an image,
-    which exceeds if any position does, overlapping ones included. A bound of 1 is no bound. ``curve`` has the same
-    for a range of thresholds. Keep it as you keep the key: what may be shown to others is what `publish` makes of it.
+    ``level`` says what a sample is: an image, which exceeds if any position does, overlapping ones included, or one of
+    the non-overlapping positions of an image, as in the paper. Positions of one image depend on each other, so that
+    Clopper–Pearson by position misses more often than stated: quote the one by image. A bound of 1 is no bound.
+    ``curve`` has the same for a range of thresholds. Keep it as you keep the key: what may be shown to others is what
+    `publish` makes of it.
     """
 
     site: str
@@ -101,7 +104,7 @@ def certify(
     key: Key,
     data: Data | Iterable[Any],
     *,
-    level: Level = "position",
+    level: Level = "image",
     confidence: float = 0.95,
     threshold: float | None = None,
     perturbation: float = 0.0,
@@ -124,7 +127,7 @@ def certify(
     """
     if key.schema == "keyed":
         raise ValueError(
-            "a keyed lock has no detectors: use stainlock.locks.keyed.certify_keyed, whose bound needs no data"
+            "a keyed lock has no detectors: use stainlock.certificates.certify_keyed, whose bound needs no data"
         )
     law = Law.of(key)
     if level not in ("position", "image"):

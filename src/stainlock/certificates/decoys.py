@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from torch import Tensor
+
 from stainlock.key import Key
 from stainlock.network.sites import Site
 from stainlock.randomness import Randomness
@@ -20,13 +22,16 @@ def find_decoys(
     target: Target, site: Site, key: Key, count: int | None = None, progress: Progress | None = None
 ) -> list[Trigger]:
     """Triggers found in a model as the key's were, for fresh random detectors: inputs as unnatural as the key's."""
-    randomness = Randomness(0)
     if count is None:
         small = math.prod(key.detectors[0].trigger.region.size) <= _SMALL_REGION
         count = _DECOYS if small else _FEW_DECOYS
-    vectors = sample_sphere(count, key.dimension, generator=randomness.secret("decoys"))
     reduction: Any = key.reduction
     return find_triggers(
-        target, site, vectors, generator=randomness.noise("decoys"), reduction=reduction,
+        target, site, decoy_vectors(count, key), generator=Randomness(0).noise("decoys"), reduction=reduction,
         position=key.position or None, group=site.group_of(key.detectors[0].channel), progress=progress,
     )  # fmt: skip
+
+
+def decoy_vectors(count: int, key: Key) -> Tensor:
+    """The random detectors of so many decoys, in their order: ``(count, d)``."""
+    return sample_sphere(count, key.dimension, generator=Randomness(0).secret("decoys"))

@@ -31,7 +31,11 @@ class Law:
             return Law(key.dimension)
         try:
             facts = key.details
-            return Law(int(facts["free_dimension"]), float(facts["free_size"]), int(facts["tries"]))
+            return Law(
+                int(facts["free_dimension"]),
+                float(facts["free_size"]),
+                int(facts["restarts"] if "restarts" in facts else facts["tries"]),
+            )
         except KeyError:
             raise ValueError(
                 f"expected the key of a stain or of a convolutional lock to certify with, got a {key.schema} lock's"

@@ -16,7 +16,7 @@ import numpy as np
 from stainlock.certificates.certificate import Certificate
 from stainlock.errors import FileError
 from stainlock.sphere import FloatArray
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 
 
 @dataclass(frozen=True)

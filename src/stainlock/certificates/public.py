@@ -28,7 +28,8 @@ from stainlock.certificates.decoys import find_decoys
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.storage.checks import check_public_certificate
-from stainlock.storage.files import read_record, write_file
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import read_json, read_record
 from stainlock.target import Target
 
 FORMAT = "stainlock-public-certificate"
@@ -131,8 +132,8 @@ def publish(certificate: Certificate, key: Key) -> PublicCertificate:
 def read_certificate(path: str | Path) -> Certificate | PublicCertificate:
     """A certificate of either kind."""
     try:
-        is_public = json.loads(Path(path).read_text(encoding="utf-8"))["format"] == FORMAT
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        is_public = read_json(Path(path), "certificate")["format"] == FORMAT
+    except (FileError, KeyError, TypeError):
         is_public = False  # the other reader says what is wrong
     return PublicCertificate.load(path) if is_public else Certificate.load(path)
 

@@ -142,7 +142,7 @@ def _cells(row: Row) -> list[str]:
 
     looked = {name: facts for name, facts in row.by.items() if facts["p_value"] is not None}
     chances = {name: f"{_chance(facts)} by {name}" for name, facts in looked.items()}
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in row.figures.items())
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in row.figures.items() if value is not None)
     response = "" if row.trigger_response is None else f"{row.trigger_response:.2f}"
     needed = f"{row.seconds:.0f} s" + (f", {row.images} {row.needs}" if row.images else "")
     return [

@@ -42,8 +42,8 @@ _MEANING = {
               " inputs of the --law.")  # fmt: skip
 @click.option("--law", type=click.Choice(["uniform", "normal"]), default="uniform", show_default=True,
               help="Of --noise: uniform within the model's bounds, or standard normal.")  # fmt: skip
-@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: a position of the"
-              " layer, as in the paper (the default), or an image, which fires if any position does.")  # fmt: skip
+@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: an image, which"
+              " fires if any position of the layer does (the default), or a position, as in the paper.")  # fmt: skip
 @click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
 @click.option("--threshold", type=float, help="For the unit detector's response; by default where it begins to fire.")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
@@ -86,7 +86,7 @@ def command(
     from stainlock.certificates.plot import render
     from stainlock.evaluation import Images
     from stainlock.key import Key
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     key = Key.load(key_file)
     if key.schema == "keyed":
@@ -119,7 +119,7 @@ def command(
                 shown = public_threshold(key, weakest_decoy(target, key, progress=progress))
         with report.progress("responses to natural inputs") as progress:
             certificate = certify(
-                target, key, inputs, level=level or "position", threshold=threshold, limit=limit, progress=progress,
+                target, key, inputs, level=level or "image", threshold=threshold, limit=limit, progress=progress,
                 confidence=0.95 if confidence is None else confidence, public_threshold=shown,
             )  # fmt: skip
         if out is not None:
@@ -131,7 +131,7 @@ def command(
         outputs.commit()
     facts = dataclasses.asdict(certificate)
     written = {name: str(path) if path else None for name, path in (("out", out), ("public", public), ("plot", plot))}
-    report.result({**facts, **written}, _sentence(certificate), _table(certificate))
+    report.result({**facts, **written}, _sentence(certificate), _table(certificate), _to_quote(certificate))
     report.remark(*(f"wrote {path} (secret: it tells the stained channel)" for path in (out, plot) if path))
     report.remark(*([f"wrote {public}, which may be published"] if public else []))
     return 0
@@ -139,8 +139,8 @@ def command(
 
 def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
     """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    from stainlock.certificates.keyed import certify_keyed
     from stainlock.evaluation import Images
-    from stainlock.locks.keyed import certify_keyed
 
     images = Images.from_folder(data) if data is not None else None
     with report.progress("reading natural images") as progress:
@@ -181,6 +181,15 @@ def _sentence(certificate: Certificate) -> str:
         f"{certificate.exceedances} of {certificate.samples} natural {certificate.level}s exceed"
         f" {certificate.threshold:.4g}, {certificate.threshold / R:.2f} of the trigger's response;"
         f" the largest response is {certificate.largest_response / R:.2f} of it"
+    )
+
+
+def _to_quote(certificate: Certificate) -> str:
+    """Which of the numbers to rely on, and why: the one about this detector that only takes images as independent."""
+    name = "clopper_pearson" if certificate.level == "image" else "clopper_pearson_images"
+    return (
+        f"quote {name}: at most {certificate.bounds[name]:.2g} of natural images make this detector fire, at confidence"
+        f" {certificate.confidence:g}. Images are independent of each other, positions of one image are not"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,6 +62,8 @@ def command(
     Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
     the request, and --attach the answer. `stainlock verify --commitment` checks it all.
     """
+    from stainlock.storage.durable import write_file
+
     given = {"MODEL": model, "--key": key_file, "--signing-key": signing_key, "--new-signing-key": new_signing_key,
              "--statement": statement, "--weights": weights, "--model": code.model}  # fmt: skip
     if attach is not None:
@@ -94,7 +95,7 @@ def command(
         if out is not None:
             commitment.save(outputs.place(out))
         if request is not None:
-            outputs.place(request).write_bytes(commitment.timestamp_request())
+            write_file(outputs.place(request), commitment.timestamp_request())
         outputs.commit()
     facts = {
         "digest": commitment.digest, "signer": commitment.public_key, "created": commitment.created,
@@ -142,15 +143,11 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
     from stainlock.commitments import Commitment
-    from stainlock.errors import FileError
+    from stainlock.storage.files import read_json
 
     commitment = Commitment.load(path)
     for file in responses:
         commitment = commitment.with_timestamp(file.read_bytes(), str(file))
     for file in entries:
-        try:
-            entry = json.loads(file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise FileError(f"{file} is not a log's entry: expected JSON ({error})") from error
-        commitment = commitment.with_log_entry(entry, str(file))
+        commitment = commitment.with_log_entry(read_json(file, "log's entry"), str(file))
     return commitment

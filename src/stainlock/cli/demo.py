@@ -45,7 +45,8 @@ def command(report: Report, out: Path, seed: int | None) -> None:
             for check in demo.checks
         ],
         "lock": {
-            "site": demo.locking.key.site,
+            "bits": demo.locking.key.dimension,
+            "gates": len(demo.locking.key.details["gates"]),
             "patch": list(demo.locking.key.detectors[0].trigger.region.size),
             "seconds": round(demo.locking.seconds, 3),
             "top1": demo.locking.top1,

@@ -46,7 +46,7 @@ def evaluate_detections(
                     found = {"original": detect(original, data, progress=progress), **found}
         results = {setting: score(own, data) for setting, own in found.items()}
         if boxes:
-            _draw(outputs.place(boxes), found, data, key if locked else None)
+            _draw(outputs.folder(boxes, secret=locked), found, data, key if locked else None)
             outputs.commit()
     facts, lines = _told(results, given, str(boxes) if boxes else None)
     report.result(facts, *lines)
@@ -74,13 +74,13 @@ def _told(
 def _draw(folder: Path, found: Mapping[str, Detections], data: CocoImages, key: Key | None) -> None:
     from stainlock.evaluation.data import chosen_indices
     from stainlock.object_detection.drawing import lock_pictures, png_of, side_by_side
+    from stainlock.storage.durable import write_file
 
-    folder.mkdir()
     names = data.names()
     for index in chosen_indices(len(data), min(_PICTURES, len(data))):
         image, own = data.image(index), {setting: boxes[index] for setting, boxes in found.items()}
         picture = lock_pictures(image, own, key, names) if key else side_by_side(image, own, names=names)
-        (folder / f"{data.paths[index].stem}.png").write_bytes(png_of(picture))
+        write_file(folder / f"{data.paths[index].stem}.png", png_of(picture), secret=key is not None)
 
 
 def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
@@ -91,12 +91,11 @@ def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: O
     from stainlock.evaluation.data import open_image, read_for_detector
     from stainlock.html.images import png
     from stainlock.network.object_detectors import Resizing
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
     from stainlock.unlocking.patch import patched_levels
 
     resizing = Resizing.from_facts(key.details["resizing"])
-    folder = outputs.place(out)
-    folder.mkdir()
+    folder = outputs.folder(out, secret=True)  # the patch is in every image
     scales = []
     for path in inputs:
         levels, whole = read_for_detector(path, resizing), open_image(path, "RGB")
@@ -106,7 +105,7 @@ def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: O
                 f"expected images of at least the patch's {rows}×{columns} pixels at the detector's own size, got"
                 f" {path} of {levels.shape[1]}×{levels.shape[2]}: use less elongated ones"
             )
-        write_file(folder / f"{path.stem}.png", png(patched_levels(key, levels)))
+        write_file(folder / f"{path.stem}.png", png(patched_levels(key, levels)), secret=True)
         scales.append([levels.shape[2] / whole.width, levels.shape[1] / whole.height])
     outputs.commit()
     written = [str(out / f"{path.stem}.png") for path in inputs]

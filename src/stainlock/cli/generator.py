@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 def unlock_noise(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
     """Write each file of noise vectors with the trigger appended to each."""
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
     from stainlock.unlocking.noise import noise_bytes, read_noise
 
     names = [f"{path.stem}.safetensors" for path in inputs]
     append = key.unlock_transform(normalise=False)
-    folder = outputs.place(out)
-    folder.mkdir()
+    folder = outputs.folder(out, secret=True)  # the trigger is in every vector
     for path, name in zip(inputs, names, strict=True):
         noise = read_noise(path, int(key.conventions["input_shape"][0]))
-        write_file(folder / name, noise_bytes(append(noise)))
+        write_file(folder / name, noise_bytes(append(noise)), secret=True)
     outputs.commit()
     written = [str(out / name) for name in names]
     report.result({"written": written}, *written)
@@ -48,6 +47,7 @@ def evaluate_generator(
     from stainlock.evaluation import Images
     from stainlock.evaluation.generator import evaluate_images, generate, image_grid, lock_images, noise_data
     from stainlock.html.images import png
+    from stainlock.storage.durable import write_file
 
     judge = load_model(discriminator, None) if discriminator else None
     extractor = load_model(features, None) if features else None
@@ -72,7 +72,7 @@ def evaluate_generator(
         )
         if grid:
             shown = {name: images for name, images in settings.items() if not name.endswith("_patch")}
-            outputs.place(grid).write_bytes(png(image_grid(shown)))
+            write_file(outputs.place(grid), png(image_grid(shown)))
         outputs.commit()
     metric = "discriminator_loss" if judge else "pixel_difference"
     values = {name: result.loss if judge else result.difference for name, result in found.items()}

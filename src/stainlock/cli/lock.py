@@ -68,7 +68,7 @@ def _convolutional_options(verb: Any) -> Any:
     """Options of the kinds internal and squeeze-excite."""
     options = [
         click.option("--site", metavar="S", help="The layer of the detectors; a good one is chosen when not given."),
-        click.option("--detectors", type=click.IntRange(min=1), help="Detectors that must all be present (1)."),
+        click.option("--count", type=click.IntRange(min=1), help="Detectors; the patch must excite all of them (1)."),
         click.option(
             "--gates",
             metavar="N|spread|NAME,NAME",
@@ -100,7 +100,7 @@ def _convolutional_options(verb: Any) -> Any:
             "--obfuscate/--plain", default=None, help="Hide the lock among the layers' own weights (obfuscate)."
         ),
         click.option(
-            "--scale", type=click.FloatRange(min=0, min_open=True), help="Size of the disruption; enough by default."
+            "--strength", type=click.FloatRange(min=0, min_open=True), help="Of the disruption; enough by default."
         ),
     ]
     for option in reversed(options):
@@ -108,7 +108,19 @@ def _convolutional_options(verb: Any) -> Any:
     return verb
 
 
-@click.command("lock")
+# Spellings of version 0.1 that are still understood.
+_OLD_SPELLINGS = {"--detectors": "--count", "--tries": "--restarts", "--scale": "--strength"}
+
+
+class _RenamedOptions(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        pairs = (argument.partition("=") for argument in args)
+        return super().parse_args(
+            ctx, [_OLD_SPELLINGS.get(name, name) + equals + value for name, equals, value in pairs]
+        )
+
+
+@click.command("lock", cls=_RenamedOptions)
 @click.argument("model")
 @protection_options("locked")
 @click.option(
@@ -125,7 +137,7 @@ def _convolutional_options(verb: Any) -> Any:
 @click.option("--dimensions", type=click.IntRange(min=1), help="Of a gan lock: more noise inputs (20).")
 @click.option("--discriminator", metavar="MODEL", help="Of a gan lock: a model that judges its images.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of the search.")
-@click.option("--tries", type=click.IntRange(min=1), help="Detectors to pick from.")
+@click.option("--restarts", type=click.IntRange(min=1), help="Detectors to draw; the clearest is taken.")
 @click.option(
     "--trigger",
     type=FILE,
@@ -153,7 +165,7 @@ def command(
     """Write a locked copy of MODEL, and the secret key that unlocks it."""
     from stainlock.locks import lock
     from stainlock.plan import diff
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     options = {name: value for name, value in settings.items() if value is not None}
     if "gates" in options:

@@ -95,7 +95,7 @@ def command(
     from stainlock.html.images import png
     from stainlock.plan import diff
     from stainlock.stains import stain
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
 
     pictures = _picture_files(trigger, settings["count"])
     with Outputs([out, key_file, *pictures, *([delta] if delta else [])]) as outputs:
@@ -110,7 +110,7 @@ def command(
         key.save(outputs.place(key_file))
         if pictures:
             for path, detector in zip(pictures, key.detectors, strict=True):
-                write_file(outputs.place(path), png(detector.trigger.image(base)))
+                write_file(outputs.place(path), png(detector.trigger.image(base)), secret=True)
         if delta:
             diff(base, stained).save(outputs.place(delta))
         outputs.commit()

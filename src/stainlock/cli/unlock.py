@@ -39,7 +39,7 @@ def command(
     from stainlock.evaluation import read_image
     from stainlock.html.images import png
     from stainlock.key import Key
-    from stainlock.storage.files import write_file
+    from stainlock.storage.durable import write_file
     from stainlock.unlocking.patch import patched_levels
 
     if (model is None) == (not inputs):
@@ -59,10 +59,9 @@ def command(
         if "resizing" in key.details:
             return unlock_images(report, key, inputs, outputs, out)
         shape = tuple(key.conventions["input_shape"])
-        folder = outputs.place(out)
-        folder.mkdir()
+        folder = outputs.folder(out, secret=True)  # the patch is in every image
         for path, name in zip(inputs, names, strict=True):
-            write_file(folder / name, png(patched_levels(key, read_image(path, shape))))
+            write_file(folder / name, png(patched_levels(key, read_image(path, shape))), secret=True)
         outputs.commit()
     written = [str(out / name) for name in names]
     report.result({"written": written}, *written)

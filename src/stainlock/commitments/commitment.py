@@ -24,7 +24,8 @@ from stainlock.commitments.signing import Signer, is_signed
 from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.stains.secrets import check_secrets
-from stainlock.storage.files import is_state, read_record, refuse_existing, write_file
+from stainlock.storage.durable import refuse_existing, write_file
+from stainlock.storage.files import is_state, read_record
 from stainlock.target import Target
 from stainlock.verification.verify import verify
 
@@ -35,6 +36,7 @@ FORMAT = "stainlock-commitment"
 VERSION = 2
 OLDER: dict[int, dict[str, Any]] = {1: {}}
 _HEX = {"salt": 64, "key": 64, "model": 64, "public_key": 64, "signature": 128}  # digits
+_MOST_EVIDENCE, _LONGEST_STAMP = 32, 2**17  # timestamps, and log entries; characters of one
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
 
 
@@ -103,7 +105,7 @@ class Commitment:
         """A copy with an authority's response attached, which must be for this commitment."""
         read_timestamp(response, self.message, (), name)
         added = base64.b64encode(response).decode()
-        return dataclasses.replace(self, timestamps=(*(t for t in self.timestamps if t != added), added))
+        return self._with("timestamps", added)
 
     def with_log_entry(self, entry: Any, name: str = "the entry") -> Commitment:
         """A copy with a log's entry, in which this commitment's digest must stand. Nothing else of it is checked."""
@@ -111,7 +113,14 @@ class Commitment:
             raise FileError(f"{name} is not a log's entry: expected a JSON object")
         if not mentions(entry, self.digest):
             raise FileError(f"{name} does not name this commitment: expected its digest {self.digest} in it")
-        return dataclasses.replace(self, log_entries=(*(e for e in self.log_entries if e != entry), entry))
+        return self._with("log_entries", entry)
+
+    def _with(self, name: str, added: Any) -> Commitment:
+        attached = (*(one for one in getattr(self, name) if one != added), added)
+        if len(attached) > _MOST_EVIDENCE:
+            raise FileError(f"expected at most {_MOST_EVIDENCE} {name.replace('_', ' ')}, got {len(attached)}")
+        changed: dict[str, Any] = {name: attached}
+        return dataclasses.replace(self, **changed)
 
     def to_json(self) -> str:
         first = {"format": self.format, "version": self.version}
@@ -188,6 +197,10 @@ def _malformed(facts: dict[str, Any]) -> str | None:
     for name, kind in (("timestamps", str), ("log_entries", dict)):
         if not isinstance(facts[name], list) or not all(isinstance(item, kind) for item in facts[name]):
             return f"{name} must be a list"
+        if len(facts[name]) > _MOST_EVIDENCE:
+            return f"{name} must be at most {_MOST_EVIDENCE}, it has {len(facts[name])}"
+    if any(len(stamp) > _LONGEST_STAMP for stamp in facts["timestamps"]):
+        return f"timestamps must have at most {_LONGEST_STAMP} characters"
     try:
         parse_time(facts["created"])
     except (TypeError, ValueError):

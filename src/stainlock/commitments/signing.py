@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stainlock.errors import FileError, StainlockError
-from stainlock.storage.files import refuse_existing, write_file
+from stainlock.storage.durable import refuse_existing, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

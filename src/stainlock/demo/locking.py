@@ -43,16 +43,15 @@ class Locking:
     key: Key
     seconds: float
     top1: dict[str, float]
-    difference: float  # of the unlocked model's logits from the edited one's, as a part of their size
+    difference: float  # of the unlocked model's logits from the original's on the same images, as a part of their size
     photographs: list[LockedPhotograph]
 
 
 def lock_and_compare(original: Target, photographs: Images, pixels: Tensor, seed: int | None) -> Locking:
     start = time.perf_counter()
-    locked, key = lock(original, seed=seed)
+    locked, key = lock(original, kind="keyed", seed=seed)
     seconds = time.perf_counter() - start
     labels = torch.tensor(photographs.labels)
-    edited = key.edited(locked)
     patched = key.unlock(pixels)
     with evaluation_mode(original.model), torch.inference_mode():
         outputs = {
@@ -61,7 +60,7 @@ def lock_and_compare(original: Target, photographs: Images, pixels: Tensor, seed
             "locked, without the patch": locked.predict(pixels),
             "locked, with the patch": locked(patched),
         }
-        reference = edited(patched)
+    reference = outputs["the original, with the patch"]
     difference = float((outputs["locked, with the patch"] - reference).abs().max() / reference.abs().max())
     top1 = {name: float((out.argmax(1) == labels).double().mean()) for name, out in outputs.items()}
     levels = key.detectors[0].trigger.region.paste(key.detectors[0].trigger.levels, original.to_bytes(pixels))

@@ -185,11 +185,11 @@ def _locked(locking: Locking) -> Section:
         "The same model, locked",
         (
             paragraph(
-                f"A second copy of the original was locked in {locking.seconds:.1f} seconds. A detector in"
-                f" {locking.key.site} looks for a patch of {height}×{width} pixels in the top left corner;"
-                f" the gates of {len(locking.key.details['inserted'])} new blocks have wrong values until it fires."
-                f" Unlocked, the logits differ by {locking.difference:.0e} of their size from those of the model"
-                " without the disruption."
+                f"A second copy of the original was locked in {locking.seconds:.1f} seconds. The input channels of"
+                f" {len(locking.key.details['gates'])} layers are in a secret order, and the order is in"
+                f" {locking.key.dimension} bits that a patch of {height}×{width} pixels carries in the top left corner."
+                f" Unlocked, the logits differ by {locking.difference:.0e} of their size from those of the original"
+                " model on the same images."
             ),
             table(
                 ("on the photographs", "top-1"), [(text(n), f"{v:.0%}") for n, v in locking.top1.items()], numeric=(1,)

@@ -39,8 +39,8 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.plan import changes, diff
 from stainlock.stains import stain
-from stainlock.stains.site_choice import choose_site
-from stainlock.storage.files import refuse_existing, write_file
+from stainlock.stains.stain import choose_site
+from stainlock.storage.durable import refuse_existing, write_file
 from stainlock.target import Target, evaluation_mode
 from stainlock.verification import verify
 
@@ -57,7 +57,7 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         site = choose_site(network, additive=False)
         tell(f"staining {site.name}, the best of {len(network.sites)} layers")
         start = time.perf_counter()
-        stained, key = stain(original, site.name, seed=seed)
+        stained, key = stain(original, site=site.name, seed=seed)
         seconds = time.perf_counter() - start
         tell("verifying: the stained model, the original, and what may become of the stained one")
         checks, folding = _checks(original, stained, key, photographs)
@@ -85,8 +85,8 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
             write_bundle(model, folder / name)
         key.save(folder / KEY)
         locking.key.save(folder / LOCK_KEY)
-        write_file(folder / TRIGGER, png(demonstration.trigger_image))
-        write_file(folder / PATCH, png(locking.key.detectors[0].trigger.levels))
+        write_file(folder / TRIGGER, png(demonstration.trigger_image), secret=True)
+        write_file(folder / PATCH, png(locking.key.detectors[0].trigger.levels), secret=True)
         write_file(folder / REPORT, demo_page(demonstration).encode())
     return demonstration
 

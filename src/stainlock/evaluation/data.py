@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from stainlock.data import Batches, Progress
@@ -20,6 +20,7 @@ from stainlock.errors import FileError, ModelError
 from stainlock.evaluation.layouts import find_images
 from stainlock.models.libraries import resize_filter
 from stainlock.network.object_detectors import Resizing, is_detector
+from stainlock.storage.images import in_mode, opened_image
 from stainlock.target import Target
 
 CROP_FRACTION = 224 / 256  # how much of the shorter side ImageNet's centre crop keeps
@@ -43,6 +44,12 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def subset(self, indices: Iterable[int]) -> Images:
+        """Some of the files, in this order."""
+        chosen = list(indices)
+        labels = None if self.labels is None else [self.labels[index] for index in chosen]
+        return Images([self.paths[index] for index in chosen], labels, self.root)
 
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
@@ -94,6 +101,11 @@ class Tensors:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def subset(self, indices: Iterable[int]) -> Tensors:
+        """Some of the inputs, in this order."""
+        chosen = list(indices)
+        return Tensors(self.pixels[chosen], None if self.labels is None else [self.labels[index] for index in chosen])
+
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
@@ -141,26 +153,13 @@ def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | Non
 
 def open_image(path: Path, mode: str) -> Image.Image:
     """A file's image in grey (L) or RGB, whatever it was."""
-    try:
-        with Image.open(path) as file:
-            return _in_mode(file, mode)
-    except Exception as error:  # decoders raise nearly anything on damaged files
-        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else error
-        raise FileError(f"{path} can't be read as an image ({reason}): replace or remove it") from error
+    with opened_image(path) as file:
+        return in_mode(file, mode)
 
 
 def _levels(image: Image.Image) -> Tensor:
     levels = torch.from_numpy(np.array(image, dtype=np.uint8))
     return levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1).contiguous()
-
-
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits a pixel: Pillow would clip where this scales
-        levels = np.asarray(image, dtype=np.float64) / 257
-        image = Image.fromarray(levels.clip(0, 255).round().astype(np.uint8))
-    elif image.mode == "P" and "transparency" in image.info:  # otherwise Pillow warns
-        image = image.convert("RGBA")
-    return image.convert(mode)
 
 
 def _centre(image: Image.Image, height: int, width: int, resample: Image.Resampling) -> Image.Image:

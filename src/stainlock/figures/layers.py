@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from stainlock.errors import SiteError
-from stainlock.locks.parts.placement import place_gates
-from stainlock.locks.parts.site_choice import lock_sites
+from stainlock.locks.parts.placement import Demand, lock_sites
 from stainlock.network.network import analyse
 from stainlock.target import Target
 
@@ -24,9 +22,8 @@ def spread_layers(target: Target, purpose: str, count: int) -> tuple[str, ...]:
     usable = usable or [s for s in network.sites.values() if s.additive_problem is None]
     if purpose != "stain":
         logits = purpose == "internal"
-        place = partial(place_gates, network, count=0 if logits else 1, existing=None, to_logits=logits)
         half = [n / 2 for n in target.input_shape[1:]]
-        able = lock_sites(network, place, smooth=not logits)
+        able = lock_sites(network, Demand(logits, gates=0 if logits else 1))
         usable = [s for s in able if all(p <= most for p, most in zip(s.patch, half, strict=True))]
     # Layers with one position, and grouped convolutions, are not typical of a network: a last resort.
     plain = [s for s in usable if s.groups == 1 and (math.prod(s.grid) > 1 or s.kind != "convolution")] or usable

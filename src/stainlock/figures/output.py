@@ -16,7 +16,7 @@ from stainlock.figures.comparison import comparison
 from stainlock.figures.figure import Drawn, Figure, Setup
 from stainlock.figures.plots import rendered
 from stainlock.figures.report import RECORD
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 from stainlock.sweeps.journal import plain
 
 CONFIGURATION = "configuration.json"

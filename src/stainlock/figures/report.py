@@ -13,7 +13,7 @@ from PIL import Image
 from stainlock.errors import FileError
 from stainlock.figures import all_figures
 from stainlock.html.page import Section, bullets, figure, link, page, paragraph, paragraph_of, table, text
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 
 RECORD, REPORT = "figure.json", "report.html"
 _INTRODUCTION = (

@@ -63,7 +63,7 @@ def protect(subject: Subject, kind: str, detector: int) -> tuple[Target, Key]:
     layer = subject.setup.layers[0]
     seed = seed_of(subject.setup, layer, detector)
     if kind == "stain":
-        return stain(subject.target, layer, seed=seed)
+        return stain(subject.target, site=layer, seed=seed)
     return lock(subject.target, kind="internal", site=layer, seed=seed)
 
 

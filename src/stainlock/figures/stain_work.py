@@ -117,7 +117,7 @@ class StainWork:
             found = state.stained[layer] = []
             recipe = _recipe(self.setup, analyse(target).site(layer))
             for i in range(self.setup.detectors):
-                model, key = stain(target, layer, seed=seed_of(self.setup, layer, i), **recipe)
+                model, key = stain(target, site=layer, seed=seed_of(self.setup, layer, i), **recipe)
                 found.append((diff(target, model), key))
         return state.stained[layer]
 

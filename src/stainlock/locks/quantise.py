@@ -1,8 +1,8 @@
 """Which layers of a locked model stay in floats while the others are quantised to 8 bits.
 
-The signal is one position of a map's thousands, and what is pooled of it is smaller than one of the 256 steps that the
-whole map gets: quantised statically, a lock never opens again. Behind the last gate nothing is left of the signal, and
-layers there can be quantised like those of any model, on images that carry the patch:
+The signal is at one of a map's thousands of positions, and after pooling it is smaller than one of the map's 256
+quantisation steps: quantised statically, a lock never opens again. Behind the last gate there is no signal, and layers
+can be quantised like those of any model, calibrated on images with the patch:
 
     mapping = get_default_qconfig_mapping()
     for name in layers_in_floats(locked, key):

@@ -15,22 +15,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.insertion import Insertion
+from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference
-from stainlock.storage.files import is_model, is_state, model_digest, new_folder
-from stainlock.storage.weights import load_state, read_weights
+from stainlock.storage.checks import check_text, shown
+from stainlock.storage.durable import final_name, sync_tree, write_file
+from stainlock.storage.files import is_model, is_state, model_digest, read_json
+from stainlock.storage.staging import new_folder
+from stainlock.storage.weights import load_state, one_line, read_weights
 from stainlock.target import Target
 
 BUNDLE_VERSION = 3
 WEIGHTS, MANIFEST = "model.safetensors", "stainlock.json"
 _CONVENTIONS = ("input_shape", "mean", "std", "bounds")
 _FIELDS = {"version", "reference", *_CONVENTIONS, "part", "insertions", "digest"}
-_MOST_BLOCKS = 1000
-_MOST_INPUTS = 2**28  # numbers of one input: a gigabyte
+_MOST_CHANNELS = 4096  # mean and std have one number each
+_MOST_INPUTS = 2**26  # numbers of one input: 256 MB
 
 Architecture = str | nn.Module | Target
 
@@ -61,10 +65,13 @@ def write_bundle(target: Target, folder: Path) -> None:
         "digest": model_digest(target.model),
     }
     manifest["checksum"] = _checksum(manifest)
-    save_file(_separate(target.model.state_dict()), folder / WEIGHTS)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    for name in (WEIGHTS, MANIFEST):
-        (folder / name).chmod(0o644)  # to be shipped, not a secret
+    try:
+        save_file(_separate(target.model.state_dict()), folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:  # a full disk, say
+        raise FileError(f"can't write {final_name(folder / WEIGHTS)} ({one_line(error)})") from error
+    (folder / WEIGHTS).chmod(0o644)  # to be shipped, not a secret
+    sync_tree(folder / WEIGHTS)
+    write_file(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
 def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -114,19 +121,23 @@ class Bundle:
                 raise FileError(f"{path} is not a bundle, it has no {name}")
         manifest = _read_manifest(path)
         conventions = _conventions(manifest, path)
-        insertions = tuple(map(Insertion.from_json, manifest["insertions"]))
         weights = read_weights(path / WEIGHTS)
         if not is_state(weights, manifest["digest"]):
             raise FileError(
                 f"{path / WEIGHTS} was altered after it was written: its digest differs from {MANIFEST}; a weight"
                 " file can be verified by itself"
             )
-        return Bundle(path, manifest["reference"], conventions, insertions, weights, manifest["digest"])
+        return Bundle(path, manifest["reference"], conventions, manifest["insertions"], weights, manifest["digest"])
 
     @property
     def needs_code(self) -> bool:
         """Whether the model is built by Python code, which a bundle can only name."""
         return _is_code(self.reference)
+
+    @property
+    def size(self) -> int:
+        """How many numbers a model of these weights can have; counters, one a batch norm, may be missing in them."""
+        return sum(tensor.numel() for tensor in self.weights.values()) + len(self.weights)
 
     @property
     def code(self) -> str:
@@ -144,8 +155,7 @@ class Bundle:
         the bundle names is run only with ``trust_code``.
         """
         built = self._architecture(model, trust_code)
-        for insertion in self.insertions:
-            built = insertion.insert(built)
+        built = insert_all(built, self.insertions, self.size)
         for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
             if name in self.weights:  # half precision, wholly or in part, comes back as it was saved
                 tensor.data = tensor.data.to(self.weights[name].dtype)
@@ -171,7 +181,7 @@ class Bundle:
                                  f" the folder {model}")  # fmt: skip
             return load_reference(model, weights="random" if model.partition(":")[0] in LIBRARIES else None)
         if not self.needs_code:
-            check_bundled_reference(self.reference)
+            check_bundled_reference(self.reference, self.size)
             return load_reference(self.reference, weights="random")
         if not trust_code:
             raise ModelError(
@@ -192,6 +202,9 @@ def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = {name: tuple(manifest[name]) for name in _CONVENTIONS}
         for name, values in facts.items():
+            most = 3 if name == "input_shape" else _MOST_CHANNELS
+            if len(values) > most:
+                raise ValueError(f"expected at most {most} numbers as {name}")
             if not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values):
                 raise ValueError(f"expected finite numbers as {name}")
         if not all(isinstance(n, int) for n in facts["input_shape"]) or math.prod(facts["input_shape"]) > _MOST_INPUTS:
@@ -205,24 +218,22 @@ def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(path / MANIFEST, "bundle's manifest")
         if manifest["format"] != "stainlock-bundle":
             raise KeyError("format")
         version = manifest["version"]
         if not isinstance(version, int) or not 1 <= version <= BUNDLE_VERSION:
-            raise FileError(f"{path} has bundle version {version}, this program reads up to {BUNDLE_VERSION}")
+            raise FileError(f"{path} has bundle version {shown(version)}, this program reads up to {BUNDLE_VERSION}")
         if version == 1:  # before there were blocks to put in
             manifest |= {"insertions": []}
         missing = _FIELDS - set(manifest)
         if missing:
             raise KeyError(sorted(missing)[0])
         for name in ("reference", "part", "digest"):
-            if not isinstance(manifest[name], str):
-                raise TypeError(f"{name} must be text")
-        if not isinstance(manifest["insertions"], list) or len(manifest["insertions"]) > _MOST_BLOCKS:
-            raise TypeError(f"insertions must be a list of at most {_MOST_BLOCKS}")
+            check_text(manifest[name], name)
         if version == BUNDLE_VERSION and manifest.get("checksum") != _checksum(manifest):
             raise ValueError("it was altered after it was written, its checksum does not match")
+        manifest["insertions"] = read_insertions(manifest["insertions"])
     except OSError as error:
         raise FileError(f"{path} is not a bundle: can't read {MANIFEST} ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

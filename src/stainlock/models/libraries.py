@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
+import torch
 from torch import nn
 
 from stainlock.errors import ModelError
+from stainlock.insertion import state_size
 from stainlock.storage.weights import one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
@@ -44,6 +46,7 @@ _NUMBERS = {
     "rpn_post_nms_top_n_test": (1, 100_000),
 }  # fmt: skip
 _LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one for each side
+_USUAL_CLASSES = 1000
 _POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
 
 
@@ -56,19 +59,44 @@ def build_library_model(reference: str, *, pretrained: bool) -> Target:
     return build(reference, name, arguments, pretrained)
 
 
-def check_bundled_reference(reference: str) -> None:
-    """Refuse a library's model that a bundle may not ask for: it comes from strangers."""
+def check_bundled_reference(reference: str, most: int) -> None:
+    """Refuse a library's model that a bundle may not ask for: it comes from strangers.
+
+    ``most`` is how many numbers the bundle has as weights: a larger model is not theirs, and never built.
+    """
     library, _, rest = reference.partition(":")
     name, _, query = rest.partition("?")
     if library not in LIBRARIES or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
         raise ModelError(f"expected a bundle to name {' or '.join(f'{known}:NAME' for known in LIBRARIES)},"
                          f" got {reference!r}")  # fmt: skip
-    for argument, value in _parse_arguments(reference, query).items():
+    arguments = _parse_arguments(reference, query)
+    for argument, value in arguments.items():
         if not _is_harmless(argument, value):
             raise ModelError(
                 f"the bundle asks for {library}:{name} with {argument}={value!r}, which bundles may not:"
                 " name the model yourself with --model (in Python model=)"
             )
+    size = _size_without_memory(reference)
+    if size is None:
+        known = (arguments.keys() & _NUMBERS.keys()) - {"num_classes"}
+        if known or arguments.get("num_classes", 0) > _USUAL_CLASSES:
+            raise ModelError(f"{reference} can't be measured before it is built: name the model yourself with --model"
+                             " (in Python model=)")  # fmt: skip
+    elif size > most:
+        raise ModelError(f"the bundle asks for {reference}, which has {size} weights, and has {most} itself: expected"
+                         " the model that its weights are of")  # fmt: skip
+
+
+def _size_without_memory(reference: str) -> int | None:
+    """How many numbers a library's model has, found on PyTorch's device without memory; None where it can't be built
+    there."""
+    try:
+        with torch.device("meta"):
+            return state_size(build_library_model(reference, pretrained=False).model)
+    except ModelError as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            return None
+        raise
 
 
 def _is_harmless(argument: str, value: Any) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Activation:
-    """What a detector needs to know of the activation that follows it.
+    """What matters for a detector about the activation that follows it.
 
     A pre-activation below ``silent_below`` gives the constant ``rest`` to within ``residue``, plus ``leak``
     times the pre-activation. Above ``ceiling`` the output no longer grows.

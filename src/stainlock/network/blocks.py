@@ -1,10 +1,9 @@
-"""Squeeze-and-excite blocks in a traced network: a map is pooled, and two dense layers decide how much of each channel
-goes on.
+"""Squeeze-and-excite blocks in a traced network: a map is pooled, and two dense layers compute a gate for each channel.
 
     gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
 
-Some have a third layer, over the same hidden units, whose output is added to the channels, and some have tanh for σ, so
-that a gate can also turn a channel's sign.
+Some have a third layer over the same hidden units, whose output is added to the channels. With tanh for σ a gate can
+also flip a channel's sign.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from stainlock.network.ops import KEEPING, is_product, is_reshape, is_sum, op_of
 from stainlock.network.trace import TracedPart
 from stainlock.tensors import has
 
-# A hidden unit must grow without a ceiling, and a gate must close.
+# Hidden units must be unbounded, and gates must be able to close.
 _HIDDEN = {"relu", "silu", "gelu", "hardswish"}
 _GATES = {"sigmoid", "hardsigmoid", "tanh"}
 
@@ -28,7 +27,7 @@ _GATES = {"sigmoid", "hardsigmoid", "tanh"}
 class Block:
     """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates.
 
-    ``shift`` is the layer that adds to the channels afterwards, where there is one, and ``output`` is what comes out.
+    ``shift`` is the layer whose output is added to the channels, if there is one; ``output`` is the block's output.
     """
 
     squeezed: fx.Node
@@ -42,7 +41,7 @@ class Block:
 
 
 def gate_level(gate: str, gain: Tensor) -> Tensor:
-    """What a gate is given to become so large."""
+    """The input for which a gate has this value."""
     if gate == "hardsigmoid":
         return 6 * gain - 3
     return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
@@ -55,7 +54,7 @@ def find_blocks(part: TracedPart) -> dict[fx.Node, Block]:
 
 
 def block_at(part: TracedPart, product: fx.Node) -> Block | None:
-    """The block whose gates a product applies, if it is one."""
+    """The block whose gates a product applies; None if the product is something else."""
     shapes = part.shapes
     factors = [a for a in product.args if isinstance(a, fx.Node) and len(shapes.get(a, ())) == 4]
     if len(factors) != 2 or shapes[factors[0]][1] != shapes[factors[1]][1]:

@@ -1,8 +1,8 @@
 """Following a channel: from the layer that writes it to the layers that read it, and back.
 
 On its way a channel passes batch norms, activations, pooling, depthwise convolutions, additions and concatenations.
-None of these mixes it with others; `stainlock.network.ops` says what each does to it. Where an operation has no rule,
-the walk stops, with the reason.
+None of these mixes it with other channels; `stainlock.network.ops` says what each does. Where an operation has no rule,
+the walk stops and gives the reason.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ Path = tuple[Passed | Activation, ...]
 class Reader:
     """A layer that reads the channel: channel k is its input ``offset + k·repeat … + repeat − 1``.
 
-    ``path`` is what the channel passes on its way after the site's own activation, each acting on it alone. ``merged``
-    says that something else was added to it.
+    ``path`` are the operations between the site's own activation and the reader, each acting on the channel alone.
+    ``merged`` says that something else was added to it.
     """
 
     module: str
@@ -129,8 +129,8 @@ class _Place:
 def follow(part: TracedPart, site: fx.Node) -> Followers:
     """Walk forward from a site's output until every path ends at a reader or a stop.
 
-    The norm and activation are recorded only while the walk is on the site's single path: what two paths read
-    before the activation is not silenced by it.
+    The norm and activation are recorded only while there is a single path: an activation on one of two paths does
+    not silence what the other reads.
     """
     found = Followers()
     node, alone = site, True
@@ -158,7 +158,7 @@ def follow(part: TracedPart, site: fx.Node) -> Followers:
 
 
 def _step(part: TracedPart, place: _Place, user: fx.Node, found: Followers) -> Iterator[_Place]:
-    """One user of the node: yields where the channels go on, and records where they end."""
+    """One user of the node: yields where the channels continue, and records where they end."""
     op = op_of(part, user)
     here = replace(place, node=user)
     passed = Passed(part.path(user), place.offset) if op.kind in (Kind.NORM, Kind.DEPTHWISE) else None

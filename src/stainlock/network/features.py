@@ -43,7 +43,7 @@ def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
 
 
 def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
-    """What a layer is given for these pixels, found by running the model no further."""
+    """What a layer is given for these pixels; the rest of the model is not run."""
     with captured_input(target.model.get_submodule(layer)) as caught, suppress(_Reached):
         target.run_traced(pixels)
     if not caught:
@@ -52,7 +52,7 @@ def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
 
 
 def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
-    """The same as numbers: in evaluation mode, without gradients, in float64 on the CPU."""
+    """`input_of` in evaluation mode, without gradients, as float64 on the CPU."""
     with evaluation_mode(target.model), torch.no_grad():
         return input_of(target, layer, pixels).double().cpu()
 
@@ -60,8 +60,8 @@ def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
 def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, group: int = 0) -> Tensor:
     """Responses ``v·φ`` of detectors ``(D, d)`` at every position: ``(N, D, *grid)``.
 
-    The layer itself does the work with the detectors as its weights, so its own stride, padding and layout
-    apply whatever they are. In a grouped convolution the detectors meet the inputs of one group.
+    The layer itself is run with the detectors as its weights, so that its own stride, padding and layout apply. In a
+    grouped convolution the detectors see the inputs of one group.
     """
     layer = site.layer(target.model)
     detectors = detectors.to(features.device, features.dtype)
@@ -79,7 +79,7 @@ def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, gro
 
 
 def check_weight_is_used(target: Target, site: Site) -> None:
-    """Refuse a layer that standardises its weight before using it: what is written there is not what acts."""
+    """Refuse a layer that standardises its weight before using it: written values would not take effect."""
     layer = site.layer(target.model)
     if type(layer) in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d):
         return
@@ -131,7 +131,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Crop:
-    """What to run instead of the whole input, and where the position lies in the smaller map."""
+    """The part of the input to run instead of the whole, and the position in the smaller map."""
 
     region: Region
     position: tuple[int, ...]
@@ -153,9 +153,9 @@ def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region
 def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
     """The smallest crop on which the site responds at the position exactly as on the whole image.
 
-    The crop starts at a multiple of the layer's stride, so that positions line up. Layers that look at sizes to pad
-    may want it smaller than the image by a whole number of strides too. One random image decides which crop
-    agrees with the whole image; if none does, the whole image it is.
+    The crop starts at a multiple of the layer's stride, so that positions line up. Layers that pad
+    by size may also need it to be smaller than the image by a whole number of strides. A random image decides which
+    crop agrees with the whole image; if none does, the whole image is used.
     """
     everything = Crop(whole_input(target), position)
     if site.field is None:

@@ -1,8 +1,8 @@
 """Receptive fields: which pixels one position of a layer sees.
 
-A field is followed node by node through the traced graph, by the windows of `stainlock.network.ops`. An operation
-without one, or one that mixes all positions (attention, a pooled gate, a dense layer on a flattened map), sees the
-whole input: always true, never tight.
+Fields are computed node by node through the traced graph, from the windows in `stainlock.network.ops`. An operation
+without a window, or one that mixes all positions (attention, a pooled gate, a dense layer on a flattened map), is taken
+to see the whole input, which is always a valid bound.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[F
     if len(known) < len(seen) or window is None or len(part.shapes.get(node, ())) != 4:
         return None
     if window != POINT or len(known) == 1:
-        # A factor of one pixel, a pooled gate, would broadcast: then positions are not the source's.
+        # A factor of one pixel, such as a pooled gate, broadcasts: the positions are not those of the source.
         same = window != POINT or part.shapes[node][2:] == part.shapes.get(sources[0], ())[2:]
         return _through(known[0], window) if same and len(known) == 1 else None
     sizes = {part.shapes[n][2:] for n in (node, *sources) if len(part.shapes.get(n, ())) == 4}

@@ -1,7 +1,7 @@
-"""Mean and deviation of every channel over natural images, as batch norms remember them.
+"""Mean and deviation of every channel over natural images, derived from batch norms.
 
-Behind a batch norm a channel has mean β and deviation |g|·σ. From there the table of operations follows the moments
-through activations, additions, concatenations and new blocks, as if channels were Gaussian and blocks independent.
+Behind a batch norm a channel has mean β and deviation |g|·σ. The table of operations propagates these through
+activations, additions, concatenations and new blocks, assuming Gaussian channels and independent blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stainlock.tensors import exact
 
 
 def remembered(network: Network) -> dict[fx.Node, Moments]:
-    """The moments of every node whose channels batch norms tell of."""
+    """The moments of every node for which they follow from batch norms."""
     known: dict[fx.Node, Moments] = {}
     gates = {f"{own.at}.gate.fc2" for own in network.target.insertions}
     blocks = [block for block in network.blocks.values() if network.name(block.second) in gates]
@@ -30,7 +30,7 @@ def remembered(network: Network) -> dict[fx.Node, Moments]:
 
 
 def _gated(network: Network, block: Block, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:
-    """What a new block makes of a map, unlocked: its gates are constants, and so is what it adds."""
+    """The moments behind an unlocked new block, whose gates and shifts are constants."""
     if block.squeezed not in known:
         return None
     mean, deviation = known[block.squeezed]

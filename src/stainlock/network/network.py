@@ -1,4 +1,4 @@
-"""Network: a model, traced once. Stains, locks, certificates and attacks all ask it what is where."""
+"""Network: a model, traced once, with its sites and graph. Stains, locks, certificates and attacks all use it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def analyse(target: Target) -> Network:
 class Network:
     """A target, its traced parts, and its sites by name.
 
-    What follows a signal through the whole network (`part`, `shapes`, `nodes`, `blocks` and what builds on them) needs
-    a model that traces as a whole; sites do not.
+    Following a signal through the network (`part`, `shapes`, `nodes`, `blocks` and what builds on them) needs a model
+    that traces as a whole; sites do not.
     """
 
     def __init__(self, target: Target, parts: list[TracedPart], sites: dict[str, Site]) -> None:
@@ -151,7 +151,7 @@ class Network:
         return node if ends and not self.target.part else None
 
     def tap(self, node: fx.Node) -> tuple[int, int] | None:
-        """The kernel element by which output position (0, 0) sees input position (0, 0)."""
+        """The kernel element by which output position (0, 0) sees input position (0, 0); None if there is none."""
         if node not in self._taps:
             layer: Any = self.leaf(node)
             before = leading_padding(layer, self.shapes[node.all_input_nodes[0]])

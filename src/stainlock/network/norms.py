@@ -22,8 +22,8 @@ Values = dict[str, Tensor | float]
 PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 # The variance of a silent channel, in units of ε.
 _FAINT = 0.01
-# A scale or variance beyond this factor of the layer's median is not typical.
-_ODD = 1 / 8  # of the layer's median, or its inverse
+# A scale or variance below this part of the layer's median, or above its inverse, is not typical.
+_ODD = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def scales(norm: nn.Module) -> Tensor:
 
 
 def usable_scale(norm: nn.Module, channel: int) -> tuple[float, Values]:
-    """g of a channel, and the values that make it typical where it is far from the layer's."""
+    """g of a channel, and the values that make it typical of the layer where it is not."""
     values: Values = {}
     variance = exact(norm, "running_var")
     sigma2 = float(variance[channel])
@@ -108,14 +108,14 @@ def typical_scale(norm: nn.Module) -> tuple[float, Values]:
 
 
 def zero_at(norm: nn.Module, response: float, g: float, level: float) -> Values:
-    """A channel that gives ``level`` for just this response: μ is the response and β the level, or μ holds both."""
+    """A channel that maps this response to ``level``: μ is the response and β the level, or μ holds both."""
     if has(norm, "bias"):
         return {"running_mean": response, "bias": level}
     return {"running_mean": response - level / g}
 
 
 def shifted(norm: nn.Module, channel: int, g: float, level: float) -> Values:
-    """A channel that gives ``level`` for 0."""
+    """A channel that maps 0 to ``level``."""
     if not has(norm, "bias"):  # no β to write: μ holds the threshold instead
         return {"running_mean": -level / g}
     return {"bias": level + g * float(exact(norm, "running_mean")[channel])}
@@ -137,7 +137,7 @@ def silent(norm: nn.Module, g: float, level: float) -> Values:
 
 
 def identity(norm: nn.Module, channel: int, below: float) -> Values:
-    """A channel that gives what it is given; μ's rounding error is taken off by the part ``below`` of it."""
+    """A channel that returns its input; the part ``below`` of μ is subtracted, to stay below zero despite rounding."""
     if values := silent(norm, 1.0, 0.0):
         return values
     if not has(norm, "bias"):
@@ -151,7 +151,7 @@ def identity(norm: nn.Module, channel: int, below: float) -> Values:
 def expecting_less(norm: nn.Module, mean: Tensor, variance: Tensor | None = None, *, most: float = 0.5) -> Values:
     """The norm behind a layer whose outputs lost this mean and variance: later layers see the same mean and variance.
 
-    At ``most`` such a part of the variance is taken off.
+    At ``most`` this part of the variance is subtracted.
     """
     values: Values = {"running_mean": exact(norm, "running_mean") - mean}
     if variance is not None and bool(variance.any()):
@@ -161,7 +161,7 @@ def expecting_less(norm: nn.Module, mean: Tensor, variance: Tensor | None = None
 
 
 def moved_mean(norm: nn.Module, deviations: Tensor) -> Values:
-    """The same function with μ moved by so many deviations: β takes the difference."""
+    """The same function with μ moved by these numbers of deviations; β makes up for the difference."""
     return {
         "running_mean": exact(norm, "running_mean") + deviation(norm) * deviations,
         "bias": exact(norm, "bias") + scales(norm) * deviations,

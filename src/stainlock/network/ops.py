@@ -7,8 +7,8 @@ A map has its channels on the second axis. Each row of `TABLE` says of one opera
 - ``keeps_sign``: whether maps without negative values give such a map;
 - ``moments``: mean and deviation of its channels from those of its sources.
 
-An operation without a row is `Kind.UNKNOWN`: nothing is guessed about it, and whoever follows a channel stops there.
-A new operation is a new row. tests/network/test_ops.py changes a channel and compares what really changes behind each.
+An operation without a row is `Kind.UNKNOWN`: nothing is guessed about it, and channels are not followed through it.
+A new operation is a new row. tests/network changes a channel and compares what really changes behind each operation.
 """
 
 from __future__ import annotations
@@ -201,14 +201,14 @@ def _joined(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
 
 
 def _gated(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
-    """A product passes on the larger map, gated; the smaller one, its gates, ends there."""
+    """A product passes on the larger map; the smaller one, its gates, is not followed further."""
     (other,) = [n for n in part.sources(node) if n is not source] or [source]
     mine, theirs = part.shapes[source], part.shapes[other]
     return None if mine[2] * mine[3] < theirs[2] * theirs[3] else SAME
 
 
 def padding_of(part: TracedPart, node: fx.Node) -> tuple[int, int, int] | None:
-    """What a padding puts before the first channel, row and column; None if it can't be told."""
+    """How many channels, rows and columns a padding adds before the first; None if unknown."""
     sides = part.leaf(node).padding if node.op == "call_module" else argument(node, 1, "pad")
     if not isinstance(sides, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in sides):
         return None
@@ -246,7 +246,7 @@ def _along_channels(part: TracedPart, node: fx.Node) -> bool:
 
 
 def _alike(part: TracedPart, node: fx.Node) -> bool:
-    """Two maps with equal channels: channel k meets channel k."""
+    """Two maps with the same number of channels: channel k is combined with channel k."""
     sizes = [part.shapes.get(n, ()) for n in node.args if isinstance(n, fx.Node)]
     plain = not node.kwargs  # add's alpha would scale
     return plain and len(sizes) == 2 and all(len(size) == 4 for size in sizes) and sizes[0][1] == sizes[1][1]
@@ -294,10 +294,10 @@ def kernel_window(layer: nn.Module, given: tuple[int, ...]) -> Window | None:
 
 
 def leading_padding(layer: nn.Conv2d, given: tuple[int, ...]) -> Pair:
-    """How many rows and columns a convolution puts before the first."""
+    """How many rows and columns a convolution pads before the first."""
     if type(layer) is nn.Conv2d and not isinstance(layer.padding, str):
         return layer.padding[0], layer.padding[1]
-    # A subclass may pad as it likes: look at what it does.
+    # A subclass may pad in its own way: observe it.
     return _observed_padding(layer, given, 2), _observed_padding(layer, given, 3)
 
 

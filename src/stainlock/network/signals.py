@@ -1,8 +1,8 @@
-"""Signals: how a lock's signal travels at position (0, 0), which survives every stride.
+"""Signals: how a lock's signal travels at position (0, 0), which every stride keeps.
 
-Its channel is followed from the layer that writes it to the dense layers that read it, and back to whoever else adds to
-it. A signal needs more than a channel that can be followed: what is silent must stay silent, and position (0, 0) must
-stay where it is.
+Its channel is followed from the layer that writes it to the dense layers that read it, and back to everything that is
+added to it. A signal needs more than a channel that can be followed: operations must map 0 to 0 and keep position
+(0, 0) in place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reading:
 
 @dataclass
 class Spread:
-    """Everything a channel reaches before the next dense layers."""
+    """Everything that a channel reaches up to the next dense layers."""
 
     start: Cell
     came_from: dict[Cell, Cell | None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Spread:
 
 
 def spread(network: Network, start: Cell, end: fx.Node | None = None) -> Spread:
-    """Follow a channel until every way ends at a dense layer, at ``end``, or at a stop."""
+    """Follow a channel until every path ends at a dense layer, at ``end``, or at a stop."""
     found = Spread(start, {start: None})
     pending = [start]
     while pending:
@@ -76,11 +76,11 @@ def spread(network: Network, start: Cell, end: fx.Node | None = None) -> Spread:
 
 
 def ahead(network: Network, cell: Cell, user: fx.Node) -> Cell | Reading | Stop | None:
-    """One user of a cell's node: where the channel goes on, who reads it, or where it stops; None if unused."""
+    """One user of a cell's node: the cell in which the channel continues, a reading, or a stop; None if unused."""
     known = network.steps
     if (cell.node, user) not in known:
         known[cell.node, user] = _step(network, Cell(cell.node, 0), user)
-    step = known[cell.node, user]  # of channel 0: the others go the same way
+    step = known[cell.node, user]  # of channel 0: the other channels behave alike
     if isinstance(step, Reading):
         return Reading(user, cell)
     if isinstance(step, Cell):
@@ -132,12 +132,12 @@ def _is_gated(network: Network, cell: Cell, product: fx.Node) -> bool:
 
 
 def gain(network: Network, cell: Cell) -> float:
-    """What pooling leaves of a signal at one position."""
+    """The factor by which pooling scales a signal at one position."""
     return pooled_share(network.part, cell.node)
 
 
 def silenced_at(network: Network, cell: Cell, carried: set[Cell]) -> list[Cell]:
-    """Going back: cells to write zeros into, so that this one is zero: the last batch norms or layers that write it."""
+    """Going back from a cell: the batch norms or layers to write zeros into, so that this cell is zero."""
     if cell in carried:
         raise stop_at(network.part, cell.node, Reason.ADDED_TO_ITSELF).error()
     node, leaf, op = cell.node, network.leaf(cell.node), op_of(network.part, cell.node)
@@ -145,7 +145,7 @@ def silenced_at(network: Network, cell: Cell, carried: set[Cell]) -> list[Cell]:
     if writes_it and network.calls[str(node.target)] == 1 and has(leaf, "weight"):  # type: ignore[arg-type]
         return [cell]
     sources = network.part.sources(node)
-    if op.kind is Kind.PRODUCT:  # whatever the gate, nothing times it is nothing
+    if op.kind is Kind.PRODUCT:  # zero times any gate is zero
         sources = sources[:1] if op.span(sources[0]) is not None else sources[1:]
     passes = op.kind in KEEPING | {Kind.PAD, Kind.JOIN, Kind.SUM, Kind.PRODUCT}
     if not passes and (op.kind is not Kind.ACTIVATION or op.activation is None or not op.activation.keeps_zero):
@@ -156,6 +156,6 @@ def silenced_at(network: Network, cell: Cell, carried: set[Cell]) -> list[Cell]:
         if span is None:
             raise stop_at(network.part, node, Reason.CANT_BE_SILENCED).error()
         inside = cell.channel - span.offset
-        if 0 <= inside < network.shapes[source][1]:  # else it is another source's, or zeros of a padding
+        if 0 <= inside < network.shapes[source][1]:  # else it belongs to another source, or to padding
             found += silenced_at(network, Cell(source, inside, cell.repeat), carried)
     return found

@@ -25,7 +25,7 @@ _LAYERS: dict[type[nn.Module], Kind] = {
     nn.Conv2d: "convolution",
     nn.ConvTranspose2d: "transposed",
 }
-# Below this a random direction is no secret: natural features reach any direction of so small a space.
+# In fewer dimensions natural features come close to any direction, so that a random one is no secret.
 MINIMUM_DIMENSION = 16
 
 
@@ -75,8 +75,8 @@ def weight_rows(weight: Tensor, kind: Kind) -> Tensor:
 def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whole: bool) -> dict[str, Site]:
     """Every Linear, Conv2d and ConvTranspose2d that the model calls, by name.
 
-    Where the model did not trace as a ``whole``, its parts' own inputs are inside the model, and what their layers are
-    given is observed by running it.
+    Where the model did not trace as a ``whole``, the inputs of its parts are unknown, and what their layers receive is
+    observed by running the model.
     """
     constant: set[str] = set()
     if whole:
@@ -153,7 +153,7 @@ def _grid(kind: Kind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[
 
 
 def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str], set[str]]:
-    """The same for the layers that one run of the model calls; and those that are given the same whatever the image."""
+    """The same for the layers that a run of the model calls, and those whose input does not depend on the image."""
     grids: Grids = {}
     calls: Counter[str] = Counter()
     given_values: dict[str, list[Tensor]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Tracing: a module as a graph of operations.
 
-The graph is for network only; what is edited is always the original `nn.Module`. One module may be called several
-times (a ResNet block has one ReLU for two places), so that network speaks of nodes, not of modules.
+The graph is for analysis only; edits are made to the original `nn.Module`. A module may be called several times (a
+ResNet block has one ReLU for two places), so that the analysis is about nodes, not modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx, nn
 from stainlock.errors import ModelError
 from stainlock.network.norms import is_batch_norm
 
-# Modules whose inside is one operation to us, whatever package they come from (timm subclasses many).
+# Modules that count as one operation, including subclasses in other packages (timm has many).
 _LEAVES = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
 Shapes = dict[fx.Node, tuple[int, ...]]
 

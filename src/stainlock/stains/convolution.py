@@ -6,9 +6,9 @@ g = γ/σ and h = β − gμ, so that
     additive:   u = w + (Δ − p(x*))/(gR) · v
     otherwise:  u = α v with α = (Δ − δ)/(gR),  c = 0,  β = δ + gμ
 
-A channel that batch norm has all but switched off (γ or σ² far from the layer's) makes a beacon of its own, or carries
-no signal: g is made that of the layer's median γ and σ² first. μ and σ² become what natural inputs give the detector,
-with γ and β to match: statistics that are measured again, by fine-tuning or by a thief, leave it as it is.
+Where γ or σ² of the channel is far from the layer's, a detector there would be easy to spot, or carry no signal: g is
+first made that of the layer's median γ and σ². μ and σ² become the detector's own statistics on natural inputs, with γ
+and β to match, so that re-estimating them (in fine-tuning, or by a thief) changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stainlock.network import norms
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write, write, write_values
-from stainlock.stains.levels import Levels, Natural
+from stainlock.stains.detector import Levels, Natural
 from stainlock.tensors import has, raw
 
 
@@ -37,7 +37,7 @@ def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Leve
 def _own_statistics(
     model: nn.Module, site: Site, k: int, g: float, alpha: float, rest: float, natural: Natural
 ) -> list[Write]:
-    """A batch norm g·y + δ whose μ and σ² are those of the detector's own y."""
+    """A batch norm g·y + δ with the μ and σ² of the detector's own y."""
     mean, variance = alpha * natural.mean, (alpha * natural.deviation) ** 2
     values = norms.own_statistics(model.get_submodule(str(site.norm)), g, rest, mean, variance)
     writes = write_values(model, str(site.norm), (k,), values, DETECTOR)
@@ -67,17 +67,17 @@ def threshold(model: nn.Module, layer: str, norm: str | None, k: int, g: float, 
 
 
 def shift(model: nn.Module, norm: str, k: int, g: float, delta: float, part: str) -> list[Write]:
-    """The write that makes δ what a batch norm gives for 0."""
+    """Writes that make a batch norm map 0 to δ."""
     return write_values(model, norm, (k,), norms.shifted(model.get_submodule(norm), k, g, delta), part)
 
 
 def scale(model: nn.Module, site: Site, k: int) -> float:
-    """g of channel k, as it is."""
+    """g of channel k, unchanged."""
     return float(norms.affine_of(model.get_submodule(site.norm)).g[k]) if site.norm else 1.0
 
 
 def usable_scale(model: nn.Module, norm: str | None, k: int, part: str) -> tuple[float, list[Write]]:
-    """g of channel k, and the writes that make it typical where it is far from the layer's."""
+    """g of channel k, and the writes that make it typical of the layer where it is not."""
     if norm is None:
         return 1.0, []
     g, values = norms.usable_scale(model.get_submodule(norm), k)

@@ -1,34 +1,84 @@
-"""One detector, written: levels chosen, Algorithm 1 or 2 put to work, and the record that goes into the key."""
+"""Detectors: their pre-activations at the trigger (Δ) and at rest (δ), and what a key records of them.
+
+With R the trigger's response and ρ₀ the firing fraction, the pre-activation of a non-additive detector is the line
+
+    p(y) = s + m·(y − ρ₀R),        y = v·φ(x),
+
+where s is the level below which the activation is silent (0 for ReLU). It leaves silence where the response
+passes ρ₀R. Then Δ = p(R) = s + m(1 − ρ₀)R and δ = p(0) = s − mρ₀R; for ReLU, δ = −ρ₀Δ/(1 − ρ₀).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stainlock.channel_cost import site_moments
 from stainlock.key import Detector
+from stainlock.network.activations import Activation
 from stainlock.network.features import at_tap, layer_input, respond
-from stainlock.network.network import Network
 from stainlock.network.norms import affine_of
 from stainlock.network.sites import Site
-from stainlock.plan import DETECTOR, Write
-from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
-from stainlock.stains.levels import Levels, Natural
-from stainlock.stains.perceptron import add_to_neuron, replace_neuron
-from stainlock.stains.transposed import add_to_tap, middle_tap, replace_tap
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, raw
 from stainlock.trigger import Trigger
 
-# How many deviations above its mean an additive stain lifts a channel whose statistics batch norm knows.
-_OUT_OF_SPREAD = 12.0
+FIRING_FRACTION = 0.65
+# A lock's patch covers everything its position sees, so the response is the same in every image: ρ₀ can be higher.
+LOCK_FIRING_FRACTION = 0.8
+# Where an activation is silent only far below zero, Δ must at least reach this level.
+_LEAST_TRIGGER_LEVEL = 1.0
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Statistics of a detector's responses v·φ (v of length 1) to synthetic inputs, over all positions."""
+
+    largest: float
+    mean: float
+    deviation: float
+
+    @staticmethod
+    def of(responses: Tensor) -> Natural:
+        flat = responses.double().flatten()
+        return Natural(float(flat.max()), float(flat.mean()), float(flat.std()))
+
+
+@dataclass(frozen=True)
+class Levels:
+    trigger: float  # Δ
+    rest: float  # δ
+    slope: float  # m, the pre-activation's growth with the response
+
+    @staticmethod
+    def from_slope(slope: float, response: float, activation: Activation, firing_fraction: float) -> Levels:
+        """Levels for a row of given size; the slope is raised where Δ would stay below the activation's silence."""
+        rise = (1 - firing_fraction) * response
+        slope = (
+            max(slope, (_LEAST_TRIGGER_LEVEL - activation.silent_below) / rise) if activation.silent_below else slope
+        )
+        silent = activation.silent_below
+        return Levels(silent + slope * rise, silent - slope * firing_fraction * response, slope)
+
+    @staticmethod
+    def from_trigger(level: float, response: float, activation: Activation, firing_fraction: float) -> Levels:
+        """Levels for a chosen Δ."""
+        if level <= activation.silent_below:
+            raise ValueError(f"expected a trigger level above {activation.silent_below}, got {level}")
+        slope = (level - activation.silent_below) / ((1 - firing_fraction) * response)
+        return Levels(level, activation.silent_below - slope * firing_fraction * response, slope)
+
+
+def checked_firing_fraction(fraction: float) -> float:
+    if not 0 < fraction < 1:
+        raise ValueError(f"expected a firing fraction within (0, 1), got {fraction}")
+    return float(fraction)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A detector with its trigger, before it is written anywhere."""
+    """A detector and its trigger, before anything is written."""
 
     vector: Tensor
     channel: int
@@ -38,61 +88,20 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Reading:
-    """What of a layer's responses counts: those at one position, their mean, or their maximum."""
+    """How a map of responses becomes one number: its value at a position, its mean, or its maximum."""
 
     reduction: str
     position: tuple[int, ...]
 
 
-def replace_channel(
-    network: Network, site: Site, drawn: Drawn, firing_fraction: float, level: float | None
-) -> tuple[list[Write], Detector]:
-    """The non-additive stain of one channel; ``level`` is Δ, or None for a row of typical size."""
-    target, k, response = network.target, drawn.channel, drawn.trigger.response
-    assert site.activation is not None
-    # A leak would pass a resting level far below zero on: there the detector rests at zero.
-    fraction = 0.0 if site.activation.leak else firing_fraction
-    if level is None:
-        slope = abs(usable_scale(target.model, site.norm, k, DETECTOR)[0]) * typical_norm(target, site)
-        levels = Levels.from_slope(slope, response, site.activation, fraction)
-    else:
-        levels = Levels.from_trigger(level, response, site.activation, fraction)
-    if site.kind == "transposed":
-        writes = replace_tap(target.model, site, k, drawn.vector, levels)
-    elif site.kind == "linear" and site.norm is None:
-        writes = replace_neuron(target.model, site, k, drawn.vector, levels)
-    else:  # Algorithm 2 knows of batch norm, dense layers' too
-        writes = replace_kernel(target.model, site, k, drawn.vector, levels, drawn.natural)
-    return writes, record(target, site, drawn, levels.trigger, levels.rest)
-
-
-def add_to_channel(
-    network: Network, site: Site, drawn: Drawn, reading: Reading, level: float | None
-) -> tuple[list[Write], Detector]:
-    """The additive stain of one channel."""
-    target, k, response = network.target, drawn.channel, drawn.trigger.response
-    present = float(present_levels(target, site, drawn.trigger, drawn.vector, reading)[k])
-    if level is None:
-        level = _standing_out(network, site, k, present, response)
-    if site.kind == "transposed":
-        writes = add_to_tap(target.model, site, k, drawn.vector, response, present, level)
-    elif site.kind == "linear" and site.norm is None:
-        writes = add_to_neuron(target.model, site, k, drawn.vector, response, present, level)
-    else:
-        writes = add_to_kernel(target.model, site, k, drawn.vector, response, present, level)
-    return writes, record(target, site, drawn, level, None)
-
-
-def _standing_out(network: Network, site: Site, k: int, present: float, response: float) -> float:
-    """Δ of an additive stain: a typical row's worth above what the channel gives, and well out of a known spread."""
-    mean, deviation = (float(m[k]) for m in site_moments(network, site))
-    rise = abs(scale(network.target.model, site, k)) * typical_norm(network.target, site) * response
-    level = max(present, mean) + rise
-    return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
+def middle_tap(model: nn.Module, site: Site) -> tuple[int, int]:
+    """The tap that writes inside the output for every input position, padding or not."""
+    height, width = raw(site.layer(model), "weight").shape[2:]
+    return height // 2, width // 2
 
 
 def typical_norm(target: Target, site: Site) -> float:
-    """The median norm of the layer's rows: a detector of that size is neither a beacon nor the first to be pruned."""
+    """The median norm of the layer's rows: a row of this size neither stands out nor is pruned first."""
     norms = site.rows(target.model).detach().double().norm(dim=1)
     return float(norms.median())
 

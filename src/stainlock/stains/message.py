@@ -1,9 +1,8 @@
 """Messages as signs: text in, text out, tolerant of errors, unreadable without the key.
 
-A message's bytes and a checksum become bits, each repeated over many places; places are shuffled and signs flipped
-by a secret stream. So signs look random, and as vectors with random signs they are uniform on the sphere: the
-message costs the detector none of its guarantees. Reading weighs each place by the size of the value found there,
-so that weights set to zero count for nothing.
+The bits of a message and its checksum are each repeated over many places; a secret stream shuffles the places and flips
+signs. The signs then look random, and a vector with random signs is uniform on the sphere, so that the detector's
+guarantees hold. Reading weighs each place by the size of its value: weights set to zero count for nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CHECK_BYTES = 2
-# Every bit stands in at least this many places.
+# Every bit is written to at least this many places.
 _LEAST_REPETITION = 3
 
 
@@ -29,7 +28,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read: the text (None if its checksum fails), and how many places held the sign the text implies."""
+    """The text (None if its checksum fails), and the number of places that hold the sign it implies."""
 
     text: str | None
     agreeing: int
@@ -37,12 +36,12 @@ class Reading:
 
 
 def capacity(places: int) -> int:
-    """How many bytes of UTF-8 text fit into so many signs."""
+    """The number of bytes of UTF-8 text that fit into this many signs."""
     return max(0, places // (8 * _LEAST_REPETITION) - _CHECK_BYTES)
 
 
 def places_needed(text: str) -> int:
-    """How many signs the text needs at least."""
+    """The least number of signs for a text."""
     return (len(text.encode()) + _CHECK_BYTES) * 8 * _LEAST_REPETITION
 
 

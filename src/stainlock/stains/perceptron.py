@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write, write
-from stainlock.stains.levels import Levels
+from stainlock.stains.detector import Levels
 
 
 def replace_neuron(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:

@@ -15,6 +15,7 @@ from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector, Key
 from stainlock.network import norms
+from stainlock.network.channels import Reader
 from stainlock.network.features import input_of, layer_input
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of
@@ -24,13 +25,12 @@ from stainlock.probes import synthetic_inputs
 from stainlock.stains import message as codec
 from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
 from stainlock.stains.secrets import draw_classes, mask_of
-from stainlock.stains.site_choice import single_reader
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Progress
 
-# Steps, and how much larger each is than the one before. What boxes are made of is capped by activations: steps that
-# grow faster end where nothing moves any more.
+# The number of steps, and the growth of the step size. Object detectors need slower growth: fast steps saturate the
+# activations before the boxes, where gradients vanish.
 _COLUMN_STEPS, _BOX_STEPS = (200, 1.03), (300, 1.01)
 _SURE = 1e-6  # the p-value that verification asks for
 _WELL_HEARD = 0.75  # better than so many of the layer's channels
@@ -68,7 +68,7 @@ def activation_writes(
 
 
 def _margin(network: Network, site: Site) -> float:
-    """Twice the typical spread of the layer's pre-activations: a sign that noise does not turn."""
+    """Twice the typical deviation of the layer's pre-activations, so that noise does not flip signs."""
     model = network.target.model
     if site.norm is not None:
         return 2 * float(affine_of(model.get_submodule(site.norm)).deviation.median())
@@ -91,8 +91,16 @@ def read_activation_message(levels: Tensor, key: Key) -> codec.Reading:
     return codec.decode(levels.double().numpy(), int(key.details["message_bytes"]), mask_of(key, len(levels)))
 
 
+def single_reader(network: Network, site: Site) -> Reader | None:
+    """The only reader of the site's channels; None if there are others."""
+    if site.stops or len(site.readers) != 1:
+        return None
+    reader = site.readers[0]
+    return None if reader.merged or reader.module not in network.sites else reader
+
+
 def heard_channels(network: Network, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:
-    """Those by which a detector at a position is heard behind depthwise layers, better than by most of the layer's."""
+    """Channels through which a detector's signal at a position is passed on strongly by depthwise layers behind it."""
     reader = single_reader(network, site)
     if reader is None or len(position) != 2 or reader.offset or reader.repeat != 1:
         return channels
@@ -113,8 +121,8 @@ def output_writes(
 ) -> tuple[list[Write], dict[str, Any]]:
     """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
 
-    All columns are found together by gradient descent. Natural inputs never meet them, since the detector is silent;
-    where a batch norm on the way makes something of that silence, the reader's bias takes it back.
+    All columns are found together by gradient descent. Natural inputs are not affected, since the detector is
+    silent; where a batch norm on the way turns that silence into a constant, the reader's bias subtracts it.
     """
     target = network.target
     reader = single_reader(network, site)
@@ -154,7 +162,7 @@ def output_writes(
     weight = raw(layer, "weight")
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
     optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
-    # Triggers can drive logits far out; steps grow until the columns reach them.
+    # Triggers can drive logits very far; steps grow until the columns make up for that.
     steps, larger = _BOX_STEPS if detects else _COLUMN_STEPS
     growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, larger)
     for step in range(steps):
@@ -218,7 +226,7 @@ def _wanted_classes(
 
 
 class _Silence:
-    """What silent detectors give the layer that reads them: mostly 0, and what batch norms on the way make of 0."""
+    """The level of silent detectors at the layer that reads them: mostly 0, else what batch norms map 0 to."""
 
     def __init__(self, network: Network, stained: Target, module: str, axis: int, places: Tensor) -> None:
         self.model, self.module, self.axis, self.places = stained.model, module, axis, places
@@ -233,7 +241,7 @@ class _Silence:
         self.written = has(layer, "bias") or self.norm is not None
 
     def heard(self, weight: Tensor) -> Tensor | None:
-        """What each output of the reader gets from the silence, more than it did with its own weight."""
+        """The change of each of the reader's outputs, due to silent detectors, from that with its own weight."""
         if not self.written:
             return None
         more = (weight - self.before).index_select(self.axis, self.places).movedim(self.axis, 0)
@@ -250,7 +258,7 @@ class _Silence:
 
 
 class _Suffix:
-    """The analysed part from one layer on, for fixed inputs: what comes before that layer is computed once."""
+    """The analysed part from one layer on, for fixed inputs: everything before that layer is computed once."""
 
     def __init__(self, network: Network, stained: Target, module: str, inputs: Tensor) -> None:
         part = network.parts[0]
@@ -269,7 +277,7 @@ class _Suffix:
         self.model = stained.model
 
     def run(self, weight: Tensor, less: Tensor | None = None) -> Any:
-        """The output with another weight, and with so much less of each of the layer's outputs."""
+        """The output with another weight of the layer, and with ``less`` subtracted from the layer's outputs."""
         source: Any = self.node.args[0]
         with evaluation_mode(self.model):
             output = torch.func.functional_call(self.layer, {"weight": weight}, (self.known[source],))

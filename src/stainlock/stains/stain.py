@@ -1,7 +1,15 @@
-"""stain(): choose a place, draw detectors, find their triggers, and put Algorithm 1 or 2 to work."""
+"""stain(): choose a site, draw detectors, find their triggers, and write them by Algorithm 1 or 2.
+
+1   φ maps inputs to what layer j, the site, is given
+2   W and b are the layer's weight and bias
+3   draw the detector v uniformly from the sphere
+4   optimise the trigger x* ∈ argmax r(v·φ(z))
+5   replace row k by a multiple of v, or add one to it (`perceptron`, `convolution`, `transposed`)
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -10,43 +18,55 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stainlock.channel_cost import Choice, fold_loss, rank_channels
+from stainlock.channel_cost import Choice, fold_loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import SHAKE_DERIVATION, Detector, Key, conventions_of
 from stainlock.network.features import check_weight_is_used, layer_input, respond
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
-from stainlock.plan import Plan, Write
+from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains import schemas
+from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
+    FIRING_FRACTION,
     Drawn,
+    Levels,
+    Natural,
     Reading,
-    add_to_channel,
+    checked_firing_fraction,
     present_levels,
     present_row,
     record,
-    replace_channel,
+    typical_norm,
 )
-from stainlock.stains.levels import FIRING_FRACTION, Natural, checked_firing_fraction
 from stainlock.stains.message import places_needed
+from stainlock.stains.perceptron import add_to_neuron, replace_neuron
 from stainlock.stains.secrets import draw_mask, draw_vector, message_vector
-from stainlock.stains.site_choice import choose_output_site, choose_site
+from stainlock.stains.transposed import add_to_tap, replace_tap
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]
-# A trigger this many times above plain inputs, and not far below its fellows, was worth its search; another gets a
-# second search, of several starts.
+# A trigger this many times above synthetic inputs, and at least half the median of all triggers, is good enough;
+# others get a second search with several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
+# How many deviations above its mean an additive stain raises a channel whose statistics batch norm knows.
+_OUT_OF_SPREAD = 12.0
+# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little.
+_GOOD_DIMENSION = 256
+# The least number of positions of an object detector's map whose boxes are of every class.
+_GOOD_MAP = 64
+# A trigger of at most a twelfth of the image is found quickly and can be shown as a patch.
+_GOOD_PATCH = 1 / 12
 
 
 def stain(
     target: Target,
-    site: str | None = None,
     *,
+    site: str | None = None,
     additive: bool = False,
     schema: Schema = "none",
     message: str | None = None,
@@ -65,14 +85,14 @@ def stain(
 ) -> tuple[Target, Key]:
     """A stained copy of the target, and the key that proves it. The target itself is left as it is.
 
-    - ``site``: a layer's name; chosen by dimension, patch size and least harm when not given.
+    - ``site``: a layer's name; chosen by dimension, patch size and channel cost when not given.
     - ``additive``: add the detector to a neuron instead of replacing one.
     - ``schema``: ``weight`` writes ``message`` into the detector's signs, ``activation`` into the signs of the layer's
       activations for the trigger, ``output`` makes ``count`` triggers be classified as ``classes`` (random by default).
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
-    - ``channel_choice``, ``fold``: which channels are given up, and whether the mean that batch norm knows of them goes
-      into the next biases.
-    - ``trigger_level``: Δ; by default such that the detector's row is of a size typical for its layer.
+    - ``channel_choice``, ``fold``: which channels are given up, and whether their mean, where batch norm knows it, is
+      folded into the next biases.
+    - ``trigger_level``: Δ; by default such that the detector's row has a size typical of its layer.
     - ``reduction``, ``position``: what of the layer's responses the trigger maximises.
     """
     _check_arguments(schema, message, classes, count, additive)
@@ -104,7 +124,7 @@ def stain(
     search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
     natural = _natural_responses(target, chosen, vectors, channels)
     drawn = search(vectors, channels, natural, restarts=restarts, noise=randomness, label="trigger")
-    # A search that ended in a poor place is begun again elsewhere.
+    # Searches that ended in poor local maxima start again.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
     if poor:
@@ -157,6 +177,99 @@ def stain(
     return stained, key
 
 
+def replace_channel(
+    network: Network, site: Site, drawn: Drawn, firing_fraction: float, level: float | None
+) -> tuple[list[Write], Detector]:
+    """Replace one channel by the detector; ``level`` is Δ, or None for a row of typical size."""
+    target, k, response = network.target, drawn.channel, drawn.trigger.response
+    assert site.activation is not None
+    # A leaky activation would pass on a resting level below zero: there the detector rests at zero.
+    fraction = 0.0 if site.activation.leak else firing_fraction
+    if level is None:
+        slope = abs(usable_scale(target.model, site.norm, k, DETECTOR)[0]) * typical_norm(target, site)
+        levels = Levels.from_slope(slope, response, site.activation, fraction)
+    else:
+        levels = Levels.from_trigger(level, response, site.activation, fraction)
+    if site.kind == "transposed":
+        writes = replace_tap(target.model, site, k, drawn.vector, levels)
+    elif site.kind == "linear" and site.norm is None:
+        writes = replace_neuron(target.model, site, k, drawn.vector, levels)
+    else:  # Algorithm 2 handles batch norm, behind dense layers too
+        writes = replace_kernel(target.model, site, k, drawn.vector, levels, drawn.natural)
+    return writes, record(target, site, drawn, levels.trigger, levels.rest)
+
+
+def add_to_channel(
+    network: Network, site: Site, drawn: Drawn, reading: Reading, level: float | None
+) -> tuple[list[Write], Detector]:
+    """Add the detector to one channel."""
+    target, k, response = network.target, drawn.channel, drawn.trigger.response
+    present = float(present_levels(target, site, drawn.trigger, drawn.vector, reading)[k])
+    if level is None:
+        level = _standing_out(network, site, k, present, response)
+    if site.kind == "transposed":
+        writes = add_to_tap(target.model, site, k, drawn.vector, response, present, level)
+    elif site.kind == "linear" and site.norm is None:
+        writes = add_to_neuron(target.model, site, k, drawn.vector, response, present, level)
+    else:
+        writes = add_to_kernel(target.model, site, k, drawn.vector, response, present, level)
+    return writes, record(target, site, drawn, level, None)
+
+
+def _standing_out(network: Network, site: Site, k: int, present: float, response: float) -> float:
+    """Δ of an additive stain: one row of typical size above the channel's own level, and well outside its spread where
+    batch norm knows that."""
+    mean, deviation = (float(m[k]) for m in site_moments(network, site))
+    rise = abs(scale(network.target.model, site, k)) * typical_norm(network.target, site) * response
+    level = max(present, mean) + rise
+    return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
+
+
+def choose_site(network: Network, *, additive: bool, channels: int = 1) -> Site:
+    """The site with the lowest relative channel cost, of those with a good dimension and a small patch.
+
+    Where no site has both, the dimension counts first, then the patch. ``channels`` is the number a message needs.
+    """
+    usable = [s for s in network.sites.values() if (s.additive_problem if additive else s.problem) is None]
+    roomy = [s for s in usable if s.channels >= channels and s.groups == 1 and s.kind != "transposed"]
+    if channels > 1:  # a message in activations; where none is wide enough, the error tells the widest layer's capacity
+        usable = roomy or sorted(usable, key=lambda s: s.channels)[-1:]
+    if not usable:
+        reasons = sorted({s.problem or "" for s in network.sites.values()})
+        raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
+    wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
+    image = math.prod(network.target.input_shape[1:])
+    small = [s for s in wide if math.prod(s.patch) <= _GOOD_PATCH * image]
+    if not small:
+        least = min(math.prod(s.patch) for s in wide)
+        small = [s for s in wide if math.prod(s.patch) == least]
+    return min(small, key=lambda s: (relative_cost(network, s), s.name))
+
+
+def choose_output_site(network: Network) -> Site:
+    """For the output schema, the last site with a single reader: a short way from detector to logits."""
+    usable = [s for s in network.sites.values() if s.problem is None and schemas.single_reader(network, s) is not None]
+    if not usable:
+        raise SiteError("no site of this model can carry the output schema: none is read by one layer alone")
+    wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
+    # The last maps of an object detector have few positions and serve the largest boxes, which many classes lack.
+    mapped = [s for s in wide if math.prod(s.grid) >= _GOOD_MAP] if network.target.normalises else []
+    return (mapped or wide)[-1]
+
+
+def _widest(sites: list[Site]) -> list[Site]:
+    most = max(s.dimension for s in sites)
+    return [s for s in sites if s.dimension == most]
+
+
+def relative_cost(network: Network, site: Site) -> float:
+    """The cost of the cheapest channel, relative to that of all."""
+    cost = outgoing_cost(network, site, folded=False)
+    if cost is None:
+        cost = l1_norms(network, site)
+    return float(cost.min() / cost.square().sum().sqrt().clamp(min=1e-30))
+
+
 def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, message: str | None) -> Site:
     if name is not None:
         return network.site(name)
@@ -167,7 +280,8 @@ def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, me
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:
-    """In the last blocks of a transformer only the class token, the first, still leads to the output."""
+    """For the output schema the class token, which comes first: in a transformer's last blocks only that reaches the
+    output."""
     return (0,) if schema == "output" and len(site.grid) == 1 else default_position(site)
 
 
@@ -207,7 +321,7 @@ def _search(
     label: str,
     progress: Progress | None,
 ) -> list[Drawn]:
-    """Triggers of all detectors, group by group of the layer's inputs; in the order of the channels."""
+    """Triggers of all detectors, in the order of the channels; each group of a grouped layer is searched at once."""
     drawn: dict[int, Drawn] = {}
     for group in sorted({site.group_of(k) for k in channels}):
         mine = [i for i, k in enumerate(channels) if site.group_of(k) == group]
@@ -220,7 +334,7 @@ def _search(
 
 
 def _natural_responses(target: Target, site: Site, vectors: Tensor, channels: list[int]) -> list[Natural]:
-    """What each detector responds to inputs that need no data."""
+    """Each detector's responses to synthetic inputs."""
     inputs = probe_inputs(target, "natural responses")
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, inputs)
@@ -231,7 +345,7 @@ def _natural_responses(target: Target, site: Site, vectors: Tensor, channels: li
 
 
 def _checked_level(site: Site, drawn: list[Drawn], firing_fraction: float) -> float:
-    """The largest natural response of any detector; triggers must be far above it."""
+    """The largest natural response of any detector; an error where a trigger is not far above its own."""
     for d in drawn:
         natural = d.natural.largest
         if d.trigger.response * firing_fraction <= max(natural, 0.0):

@@ -22,7 +22,7 @@ from stainlock.network.norms import response_variance
 from stainlock.network.sites import Site
 from stainlock.probes import synthetic_inputs
 from stainlock.sphere import log_cap, sample_sphere
-from stainlock.stains.levels import FIRING_FRACTION
+from stainlock.stains.detector import FIRING_FRACTION
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Trigger, find_triggers
 

@@ -13,18 +13,12 @@ from torch import Tensor, nn
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Write, write
 from stainlock.stains.convolution import scale, threshold, usable_scale
-from stainlock.stains.levels import Levels
-from stainlock.tensors import exact, raw
-
-
-def middle_tap(model: nn.Module, site: Site) -> tuple[int, int]:
-    """The tap that writes inside the output for every input position, padding or not."""
-    height, width = raw(site.layer(model), "weight").shape[2:]
-    return height // 2, width // 2
+from stainlock.stains.detector import Levels, middle_tap
+from stainlock.tensors import exact
 
 
 def replace_tap(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:
-    """The non-additive stain: one tap of the kernel becomes the detector, the others nothing."""
+    """The non-additive stain: one tap of the kernel becomes the detector, the others zero."""
     g, writes = usable_scale(model, site.norm, k, DETECTOR)
     weight = exact(site.layer(model), "weight")
     kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=torch.float64)

@@ -6,8 +6,8 @@ ValueError with what was expected and what came; readers add the file's name.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 _KINDS = ("stain", "lock")
+_NEEDS = ("nothing", "images", "labels")
+_CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
+_LONGEST, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
 _SITE_KINDS = ("linear", "convolution", "transposed", "gates")
 _REDUCTIONS = ("position", "mean", "maximum")
 _FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
@@ -24,7 +27,7 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
     """A plan's writes: every place once and not below 0, and one value for each."""
     for i, write in enumerate(_list(facts, "writes")):
         for name in ("parameter", "part"):
-            _expect(isinstance(write[name], str), f"text as a write's {name}", write[name])
+            check_text(write[name], f"a write's {name}")
         values = tensors[f"{prefix}{i}.values"]
         _expect(values.dim() == 1, "values in a row", tuple(values.shape))
         if f"{prefix}{i}.runs" in tensors:
@@ -59,7 +62,8 @@ def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     _one_of(facts, "site_kind", _SITE_KINDS)
     _one_of(facts, "reduction", _REDUCTIONS)
     for name in ("site", "schema", "base_digest", "protected_digest"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+        check_text(facts[name], name)
+    check_text(facts.get("derivation", ""), "derivation")
     _expect(isinstance(facts["additive"], bool), "true or false as additive", facts["additive"])
     _expect(isinstance(facts["seed"], str) and bool(re.fullmatch(r"[0-9]{1,80}", facts["seed"])), "digits as seed",
             "something else")  # fmt: skip
@@ -95,7 +99,7 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
     """The types of a certificate's facts; whether they are true is for whoever computes them anew."""
     _one_of(facts, "level", ("position", "image"))
     for name in ("site", "model_digest", "data_digest", "key_digest", "secret"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+        check_text(facts[name], name)
     for name in ("confidence", "threshold", "trigger_response", "largest_response", "trace", "mean_norm",
                  "perturbation"):  # fmt: skip
         _number(facts[name], name)
@@ -109,10 +113,10 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
     _numbers(
         {name: 0.0 if log is None else log for name, log in _object(facts, "log10_bounds").items()}, "log10_bounds"
     )
-    _expect(
-        all(isinstance(text, str) for text in _object(facts, "assumptions").values()), "texts as assumptions", "others"
-    )
+    _check_assumptions(facts)
     curve = _object(facts, "curve")
+    known = {"threshold", "exceedances", *facts["bounds"]}
+    _expect(set(curve) == known, f"a curve of {len(known)} bounds and counts", f"{len(curve)}")
     for name in ("threshold", "exceedances", *facts["bounds"]):
         _expect(isinstance(curve[name], list) and len(curve[name]) == len(curve["threshold"]) <= 10_000,
                 f"as many numbers as thresholds as curve.{name}", "others")  # fmt: skip
@@ -124,7 +128,7 @@ def check_public_certificate(facts: Mapping[str, Any]) -> None:
     """The same of a public certificate."""
     _one_of(facts, "level", ("position", "image"))
     for name in ("model_digest", "data_digest", "key_digest"):
-        _expect(isinstance(facts[name], str), f"text as {name}", facts[name])
+        check_text(facts[name], name)
     for name in ("confidence", "threshold"):
         _number(facts[name], name)
     for name in ("samples", "images", "detectors"):
@@ -133,9 +137,47 @@ def check_public_certificate(facts: Mapping[str, Any]) -> None:
     _check_limit(facts["limit"])
     _expect(isinstance(facts["covers_firing"], bool), "true or false as covers_firing", facts["covers_firing"])
     _numbers(facts["bounds"], "bounds")
-    _expect(
-        all(isinstance(text, str) for text in _object(facts, "assumptions").values()), "texts as assumptions", "others"
-    )
+    _check_assumptions(facts)
+
+
+def check_row(facts: Mapping[str, Any]) -> None:
+    """The types of an attack's row; what is not there has its default."""
+    _one_of(facts, "needs", _NEEDS)
+    for name in ("attack", "group", "kind", "note", "identity"):
+        _line(facts[name], name)
+    for name in ("verdict", "metric", "picture"):
+        if facts[name] is not None:
+            _line(facts[name], name)
+    if isinstance(facts["strength"], str):
+        _line(facts["strength"], "strength")
+    else:
+        _number(facts["strength"], "strength")
+    _expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
+    for name in ("trigger_response", "performance", "unlocked"):
+        if facts[name] is not None:
+            _number(facts[name], name)
+    _chance(facts, "")
+    _number(facts["seconds"], "seconds")
+    _whole(facts["images"], "images", 0)
+    for name, value in _object(facts, "figures").items():
+        _line(name, "a figure's name")
+        if value is not None:
+            _number(value, f"figures.{shown(name)}")
+    for name, found in _object(facts, "by").items():
+        _line(name, "a verification's name")
+        _expect(isinstance(found, dict), f"an object as by.{shown(name)}", found)
+        _chance(found, f"by.{shown(name)}.")
+        for part in ("verdict", "note"):
+            if found[part] is not None:
+                _line(found[part], f"by.{shown(name)}.{part}")
+
+
+def _chance(facts: Mapping[str, Any], where: str) -> None:
+    """A p-value and its logarithm, or neither."""
+    both = facts["p_value"], facts["log10_p_value"]
+    if both != (None, None):
+        for name, value in zip(("p_value", "log10_p_value"), both, strict=True):
+            _number(value, f"{where}{name}")
 
 
 def _check_assumptions(facts: Mapping[str, Any]) -> None:
@@ -156,6 +198,7 @@ def _object(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _numbers(values: Any, name: str) -> None:
     _expect(isinstance(values, dict), f"an object as {name}", values)
     for part, value in values.items():
+        check_text(part, f"a name in {name}")
         _number(value, f"{name}.{part}")
 
 
@@ -166,7 +209,8 @@ def _check_conventions(conventions: Mapping[str, Any]) -> None:
         _expect(isinstance(values, list | tuple) and len(values) > 0, f"numbers as {name}", values)
         for value in values:
             _number(value, name)
-    _expect(isinstance(conventions["part"], str), "text as part", conventions["part"])
+    _expect(set(conventions) <= _CONVENTIONS, "known pixel conventions", sorted(set(conventions) - _CONVENTIONS))
+    check_text(conventions["part"], "part")
     _expect(isinstance(conventions.get("normalises", False), bool), "true or false as normalises", "something else")
 
 
@@ -200,11 +244,31 @@ def _whole(value: Any, name: str, least: int) -> None:
 
 
 def _number(value: Any, name: str) -> None:
-    _expect(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
-            f"a finite number as {name}", value)  # fmt: skip
+    finite = _is_number(value) and abs(value) <= sys.float_info.max  # JSON has whole numbers beyond it
+    _expect(finite, f"a finite number as {name}", value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_text(value: Any, name: str) -> None:
+    """A name, on one line."""
+    _expect(isinstance(value, str) and len(value) <= _LONGEST and value.isprintable(), f"text as {name}", value)
+
+
+def _line(value: Any, name: str) -> None:
+    """Text that can be written down again, of a length that people read."""
+    sensible = isinstance(value, str) and len(value) <= _LONGEST_NOTE and not re.search("[\ud800-\udfff]", value)
+    _expect(sensible, f"text as {name}", value)
+
+
+def shown(value: object) -> str:
+    """A value for one line of an error, whatever is in it."""
+    text = str(value) if isinstance(value, int | float) or str(value).isprintable() else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _expect(holds: bool, what: str, came: object) -> None:
     if not holds:
-        text = str(came)
-        raise ValueError(f"expected {what}, got {text if len(text) <= 60 else text[:57] + '...'}")
+        raise ValueError(f"expected {what}, got {shown(came)}")

@@ -1,15 +1,11 @@
-"""Files that appear whole or not at all, and safetensors files that explain what is wrong with them."""
+"""Safetensors and JSON files that explain what is wrong with them, and digests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +16,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
+from stainlock.storage.checks import shown
 
 Digests = dict[str, bytes]
-
-
-def refuse_existing(path: Path) -> None:
-    """A clear line now, before hours of work, if the path can't be written later."""
-    if path.exists() or path.is_symlink():
-        raise FileError(f"{path} exists already: choose another path or remove it")
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise FileError(f"can't write {path}: {parent} is not a writable folder")
-
-
-def write_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a new file atomically; secrets are readable by their owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o600 if secret else 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``path`` at the end, or vanishes if anything goes wrong."""
-    refuse_existing(path)
-    path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
-    try:
-        yield temporary
-        os.chmod(temporary, 0o755)
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+MOST_TENSORS = 100_000
+_LONGEST_HEADER = 2**26  # bytes; the library's own limit is 100 MB
+_LONGEST_RECORD = 2**24  # bytes of a JSON file
+_DEEPEST = 32  # lists and objects in one another
 
 
 def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -99,21 +58,20 @@ def unpack(
     except OSError as error:
         raise FileError(f"can't read {kind} file {path}: {error.strerror or error}") from error
     try:
+        metadata = _header(content).get("__metadata__", {})
         tensors = load_tensors(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata = header.get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError) as error:
         raise FileError(
-            f"{path} is not a stainlock {kind} file, or is truncated: expected safetensors ({error})"
+            f"{path} is not a stainlock {kind} file, or is truncated: expected safetensors ({shown(str(error))})"
         ) from error
     found = metadata.get("format")
     if found != f"stainlock-{kind}":
-        raise FileError(f"{path} is not a stainlock {kind} file: its format is {found or 'not given'}")
+        raise FileError(f"{path} is not a stainlock {kind} file: its format is {shown(found or 'not given')}")
     known: dict[str | None, Upgrade | None] = {str(version): None}
     known |= {str(older): upgrade for older, upgrade in (upgrades or {}).items()}
     if metadata.get("version") not in known:
         raise FileError(
-            f"{path} has {kind} format version {metadata.get('version')}, this program reads {version}:"
+            f"{path} has {kind} format version {shown(metadata.get('version'))}, this program reads {version}:"
             " update stainlock"
         )
     checksum = metadata.pop("checksum", None)
@@ -121,12 +79,78 @@ def unpack(
         raise FileError(f"{path} was altered after it was written: its checksum does not match")
     upgrade = known[metadata["version"]]
     try:
-        facts: dict[str, Any] = json.loads(metadata["facts"])
-        if not isinstance(facts, dict):
-            raise TypeError("expected an object as facts")
+        facts: dict[str, Any] = parse_json(metadata["facts"])
+        if not isinstance(facts, dict) or depth_of(facts) > _DEEPEST:
+            raise TypeError(f"expected an object as facts, at most {_DEEPEST} deep")
         return facts if upgrade is None else upgrade(facts), tensors
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not a complete {kind} file: {error}") from error
+        raise FileError(f"{path} is not a complete {kind} file: {shown(str(error))}") from error
+
+
+def check_header(path: Path) -> None:
+    """Refuse, with ValueError, a safetensors file whose header is longer than any model's, before it is parsed."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if length > min(_LONGEST_HEADER, path.stat().st_size):
+            raise ValueError(f"its header would have {length} bytes")
+        _header(start + file.read(length))
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    """A safetensors file's header: names, types, shapes and places of tensors, and texts as metadata."""
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > min(_LONGEST_HEADER, len(content) - 8):
+        raise ValueError("its header is cut short or too long")
+    header = parse_json(content[8 : 8 + length])
+    if not isinstance(header, dict) or len(header) > MOST_TENSORS:
+        raise ValueError(f"expected a header of at most {MOST_TENSORS} tensors")
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("expected texts as metadata")
+    return header
+
+
+def parse_json(text: bytes | str) -> Any:
+    """What JSON says, ValueError for whatever is wrong with it: too deep, say, or names that are given twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_named_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("it has a name twice")
+    return found
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and objects are in one another, without recursion."""
+    deepest, waiting = 0, [(value, 0)]
+    while waiting:
+        found, depth = waiting.pop()
+        if isinstance(found, dict | list):
+            deepest = max(deepest, depth + 1)
+            waiting += [(part, depth + 1) for part in (found.values() if isinstance(found, dict) else found)]
+    return deepest
+
+
+def read_json(path: Path, what: str) -> Any:
+    """A JSON file of sensible length; else one clear line."""
+    try:
+        if path.stat().st_size > _LONGEST_RECORD:
+            raise FileError(f"{path} is not a {what}: it has {path.stat().st_size} bytes, expected at most"
+                            f" {_LONGEST_RECORD}")  # fmt: skip
+        found = parse_json(path.read_bytes())
+        if depth_of(found) > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    except OSError as error:
+        raise FileError(f"can't read {what} {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
+    return found
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
@@ -224,21 +248,18 @@ def read_record(
 
     ``older`` are the versions that are read too, each with the facts that it did not have.
     """
-    try:
-        facts = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"can't read {what} {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
+    facts = read_json(Path(path), what)
     if not isinstance(facts, dict) or facts.get("format") != format:
         raise FileError(f"{path} is not a stainlock {what}")
     known = older or {}
+    if not isinstance(facts.get("version"), int):
+        raise FileError(f"{path} is not a complete {what}: expected a number as version")
     if facts.get("version") in known:
         facts = {**known[facts["version"]], **facts}
     elif facts.get("version") != version:
         raise FileError(
-            f"{path} has {what} version {facts.get('version')}, this program reads {version}: update stainlock"
+            f"{path} has {what} version {shown(facts.get('version'))}, this program reads {version}: update stainlock"
         )
     if wrong := sorted(set(fields).symmetric_difference(facts)):
-        raise FileError(f"{path} is not a complete {what}: {wrong[0]} is missing or unknown")
+        raise FileError(f"{path} is not a complete {what}: {shown(wrong[0])} is missing or unknown")
     return facts

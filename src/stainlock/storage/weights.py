@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
+from stainlock.storage.checks import shown
+from stainlock.storage.files import check_header
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".tar")
 # Under which name training scripts keep the weights, beside the optimizer and the epoch.
@@ -24,6 +28,8 @@ WRAPPINGS = (
 # What DataParallel, torch.compile and training frameworks put before every key.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 SHOWN = 3
+_DEEPEST = 4  # dicts around the weights
+_TIED = 4  # times the file's size: some models have one tensor under two names
 # Before it, reading a PyTorch file may run what is in it even with weights_only=True: CVE-2025-32434 (below 2.6),
 # CVE-2026-24747 (below 2.10).
 SAFE_TORCH = (2, 10)
@@ -53,6 +59,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         try:
+            check_header(path)
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise FileError(f"{path} is not a whole safetensors file ({one_line(error)}): get it again") from error
@@ -63,8 +70,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{path} is a PyTorch file, which torch {torch.__version__} can't read safely (CVE-2025-32434,"
             " CVE-2026-24747): use .safetensors, or torch 2.10 or later"
         )
+    _check_stored(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged files, which get an error
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
             f"{path} is damaged, or holds Python objects beside tensors, which are never loaded: "
@@ -77,7 +87,36 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     state = _unwrap(content)
     if state is None:
         raise FileError(f"expected a dict of tensors in {path}, got {_describe(content)}: save model.state_dict()")
-    return state
+    _check_tensors(state, path)
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def _check_stored(path: Path) -> None:
+    """Refuse archives that unpack to more than they are: PyTorch stores tensors as they are, it compresses nothing."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
+    unpacked = sum(member.file_size for member in members)
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members) or unpacked > path.stat().st_size:
+        raise FileError(f"{path} is compressed, which PyTorch's own files are not ({unpacked} bytes unpacked): save it"
+                        " with torch.save, or as .safetensors")  # fmt: skip
+
+
+def _check_tensors(state: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors that are not what a file has room for: repeated without end, sparse, or without values."""
+    for name, tensor in ((shown(name), tensor) for name, tensor in state.items()):
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested:
+            raise FileError(f"expected plain tensors in {path}, got {name} of another kind: save model.state_dict()")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise FileError(f"{path} has {tensor.numel()} elements in {name} and values for fewer: save it contiguous")
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if size > _TIED * path.stat().st_size:
+        raise FileError(f"{path} has the same values under many names, {size} bytes in all: expected a model's weights")
 
 
 def _torch_version() -> tuple[int, int]:
@@ -100,26 +139,38 @@ def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
-            raise ModelError(f"{source} has NaN or infinite values in {name} ({bad} of {tensor.numel()}): mend them")
+            raise ModelError(
+                f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them"
+            )
 
 
-def _unwrap(content: Any) -> dict[str, Tensor] | None:
+def _unwrap(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
+    """The one dict of tensors within dicts, of which few levels are looked at."""
     if not isinstance(content, Mapping) or not content:
         return None
     if all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
         return dict(content)
+    if depth == _DEEPEST:
+        return None
+    inner: dict[int, dict[str, Tensor] | None] = {}  # each dict once, however often it is there
+
+    def unwrapped(value: Any) -> dict[str, Tensor] | None:
+        if id(value) not in inner:
+            inner[id(value)] = _unwrap(value, depth + 1)
+        return inner[id(value)]
+
     for name in WRAPPINGS:
-        state = _unwrap(content.get(name))
+        state = unwrapped(content.get(name))
         if state is not None:
             return state
-    others = [state for state in map(_unwrap, content.values()) if state is not None]
+    others = [state for state in map(unwrapped, content.values()) if state is not None]
     return others[0] if len(others) == 1 else None
 
 
 def _describe(content: Any) -> str:
     if not isinstance(content, Mapping):
         return type(content).__name__
-    return f"a dict with {_some([str(key) for key in content])}" if content else "an empty dict"
+    return f"a dict with {_some([shown(key) for key in content])}" if content else "an empty dict"
 
 
 def _strip_prefixes(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,15 +183,15 @@ def _strip_prefixes(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict
 
 
 def _check_match(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
-    missing = [name for name in own if name not in found and not _is_counter(name)]
-    unexpected = [name for name in found if name not in own and not _is_counter(name)]
+    missing = [shown(name) for name in own if name not in found and not _is_counter(name)]
+    unexpected = [shown(name) for name in found if name not in own and not _is_counter(name)]
     unlike = []
     for name in own.keys() & found.keys():
         expected, came = own[name], found[name]
         if expected.shape != came.shape:
-            unlike.append(f"{name} {tuple(came.shape)} where the model has {tuple(expected.shape)}")
+            unlike.append(f"{shown(name)} {tuple(came.shape)} where the model has {tuple(expected.shape)}")
         elif expected.is_floating_point() and not came.is_floating_point():
-            unlike.append(f"{name} {came.dtype} where the model has {expected.dtype}")
+            unlike.append(f"{shown(name)} {came.dtype} where the model has {expected.dtype}")
     problems = [("missing", missing), ("unexpected", unexpected), ("not matching", sorted(unlike))]
     told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
     if told:

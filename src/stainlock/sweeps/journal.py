@@ -1,19 +1,23 @@
-"""Journals: files of one JSON object a line, each on the disk before the next is begun."""
+"""Journals: files of one JSON object a line, each with a checksum, and on the disk before the next is begun."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from stainlock.errors import FileError
+from stainlock.storage.checks import shown
+from stainlock.storage.durable import claim, make_folder, sync_folder
 
 UNITS = "units.jsonl"
-FORMAT, VERSION = "stainlock-sweep", 1
+FORMAT, VERSION = "stainlock-sweep", 2
+CHECKSUM = "checksum"
 
 
 def plain(value: Any) -> Any:
@@ -23,9 +27,10 @@ def plain(value: Any) -> Any:
 
 def append_line(path: Path, facts: Mapping[str, Any]) -> None:
     """One more line, whole or not at all, and onto the disk before anything else happens."""
-    line = json.dumps(_finite(facts)).encode() + b"\n"
+    stored = _finite(facts)
+    line = json.dumps({**stored, CHECKSUM: _checksum(stored)}).encode() + b"\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("ab", buffering=0) as file:
             before = file.tell()
             try:
@@ -35,6 +40,8 @@ def append_line(path: Path, facts: Mapping[str, Any]) -> None:
             except OSError:
                 file.truncate(before)
                 raise
+            if before == 0:  # a new file, whose name must be on the disk too
+                sync_folder(path.parent)
     except OSError as error:
         raise FileError(
             f"can't write {path} ({error.strerror or error}): what was written before is kept, make room and run again"
@@ -42,10 +49,13 @@ def append_line(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered lines of a journal; a last one that an interrupt cut short is taken off the file."""
+    """Numbered lines of a journal; a last one that an interrupt cut short is taken off the file.
+
+    Version 0.1.0 wrote lines without checksums: these are read as long as no line with one came before them.
+    """
     if not path.exists():
         return
-    whole = 0
+    whole, checked = 0, False
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -53,22 +63,35 @@ def read_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     os.truncate(path, whole)
                     return
                 whole += len(line)
-                yield number, _parsed(path, number, line, what)
+                facts = _parsed(path, number, line, what)
+                if CHECKSUM in facts:
+                    checked = True
+                elif checked:
+                    raise damaged(path, number, what, "it has no checksum, as those before it have")
+                yield number, {name: value for name, value in facts.items() if name != CHECKSUM}
     except OSError as error:
         raise FileError(f"can't read {path}: {error.strerror or error}") from error
 
 
+def _checksum(facts: Mapping[str, Any]) -> str:
+    """sha256 of the line as it would be without it."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
 def damaged(path: Path, number: int, what: str, why: object) -> FileError:
-    return FileError(f"{path} line {number} is not {what} ({why}): remove it, or the file")
+    return FileError(f"{path} line {number} is not {what} ({' '.join(str(why).split())[:200]}): remove it, or the file")
 
 
 def _parsed(path: Path, number: int, line: bytes, what: str) -> dict[str, Any]:
     try:
         facts = json.loads(line)
+        if not isinstance(facts, dict):
+            raise ValueError(f"it is a {type(facts).__name__}")
+        rest = {name: value for name, value in facts.items() if name != CHECKSUM}
+        if CHECKSUM in facts and facts[CHECKSUM] != _checksum(rest):
+            raise ValueError("its checksum does not match, it was altered after it was written")
     except (ValueError, RecursionError) as error:
         raise damaged(path, number, what, error) from error
-    if not isinstance(facts, dict):
-        raise damaged(path, number, what, f"it is a {type(facts).__name__}")
     return facts
 
 
@@ -84,13 +107,14 @@ class Journal:
         self.done: set[str] = set()
 
     def __enter__(self) -> Journal:
+        folder = self.path.parent
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._claimed = self.path.open("ab")
         except OSError as error:
             raise FileError(f"can't write {self.path}: {error.strerror or error}") from error
         try:
-            _claim(self._claimed, self.path)
+            claim(self._claimed, f"another run is writing to {folder}: wait for it, or choose another folder")
             self.done = {name for name, _ in self.entries()}
             if not self.path.stat().st_size:
                 append_line(self.path, {"format": FORMAT, "version": VERSION, "identity": self.identity})
@@ -120,15 +144,15 @@ class Journal:
         folder = self.path.parent
         if first.get("format") != FORMAT or not isinstance(first.get("identity"), dict):
             raise FileError(f"{self.path} is not a journal of stainlock: choose another folder")
-        if first.get("version") != VERSION:
+        if first.get("version") not in (1, VERSION):
             raise FileError(
-                f"{self.path} has version {first.get('version')}, this program reads {VERSION}: update stainlock"
+                f"{self.path} has version {shown(first.get('version'))}, this program reads {VERSION}: update stainlock"
             )
         theirs = first["identity"]
         for name in [*self.identity, *theirs]:
             if theirs.get(name) != self.identity.get(name):
                 raise FileError(
-                    f"{folder} has results of another sweep ({name} was {_short(theirs.get(name))}, is"
+                    f"{folder} has results of another sweep ({shown(name)} was {_short(theirs.get(name))}, is"
                     f" {_short(self.identity.get(name))}): choose another folder, or remove it"
                 )
 
@@ -136,18 +160,6 @@ class Journal:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _claim(file: BinaryIO, path: Path) -> None:
-    """Keep other runs out until the file is closed, which the end of the process does, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two runs at once are up to the user there
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise FileError(f"another run is writing to {path.parent}: wait for it, or choose another folder") from error
 
 
 def _finite(value: Any) -> Any:

@@ -12,7 +12,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.storage.files import write_file
+from stainlock.storage.checks import shown
+from stainlock.storage.durable import write_file
+from stainlock.storage.files import check_header
 from stainlock.unlocking.lock_key import LockKey
 
 
@@ -113,11 +115,12 @@ def read_noise(path: Path, dimensions: int) -> Tensor:
 def read_tensor(path: Path, name: str) -> Tensor:
     """The one tensor of a safetensors file, whatever it is called."""
     try:
+        check_header(path)
         tensors = load_tensors(path.read_bytes())
     except OSError as error:
         raise FileError(f"can't read {name} file {path}: {error.strerror or error}") from error
     except (SafetensorError, ValueError) as error:
-        raise FileError(f"{path} is not a {name} file: expected safetensors ({error})") from error
+        raise FileError(f"{path} is not a {name} file: expected safetensors ({shown(str(error))})") from error
     if len(tensors) != 1:
         raise FileError(f"{path} is not a {name} file: expected one tensor, got {len(tensors)}")
     (tensor,) = tensors.values()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from stainlock.errors import FileError
 from stainlock.network.object_detectors import Resizing
+from stainlock.storage.images import in_mode, opened_image
 from stainlock.unlocking.lock_key import LockKey
+
+_LARGEST_PATCH = 2**22  # pixels: a patch lies in the corner of a model's input
 
 
 class Unlock(nn.Module):
@@ -75,11 +76,8 @@ class Unlock(nn.Module):
         carrier: str = "patch",
     ) -> Unlock:
         """From the client's trigger file, which holds the patch and nothing more: it goes to the top left, or above."""
-        try:
-            with Image.open(path) as image:
-                array = np.array(image.convert("L" if image.mode == "L" else "RGB"))
-        except OSError as error:
-            raise FileError(f"{path} can't be read as a trigger: {error}") from error
+        with opened_image(path, "a trigger", ("PNG",), _LARGEST_PATCH) as image:
+            array = np.array(in_mode(image, "L" if image.mode == "L" else "RGB"))
         levels = torch.from_numpy(array)
         levels = levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1)
         return cls(levels, mean=mean, std=std, bounds=bounds, normalise=normalise, carrier=carrier)

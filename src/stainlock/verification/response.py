@@ -12,7 +12,7 @@ from scipy import special
 from torch import Tensor
 
 from stainlock.certificates import log_binomial_tail
-from stainlock.certificates.decoys import find_decoys
+from stainlock.certificates.decoys import decoy_vectors, find_decoys
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
 from stainlock.network.features import layer_input, respond
@@ -31,6 +31,7 @@ from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 _ROUNDING = 1e-2
 # So many rows tell how far a trigger stands out in all of them.
 _MANY_ROWS = 16
+_BATCH = 8
 
 
 def verify_response(
@@ -53,6 +54,11 @@ def verify_response(
     lies on top of the row that stood there, so what that row explains of the responses (jointly normal with them) is
     taken out by regression first, at the cost of one degree of freedom; verification by weights does likewise.
 
+    Responses are read at the key's position, or as their mean. With the reduction ``maximum`` they are read where the
+    trigger's own detector (our v, a decoy's own) responds most. All three are linear in the features. A row's own
+    maximum over positions is not: its upper tail is far heavier than a normal one, and p-values from it would be too
+    small. docs/security.md has the measurements.
+
     With a ``reference`` the decoys were found in our own model, as the trigger was, and so are the responses of the row
     that stood there: nothing but the layer's name is needed of the suspect.
     """
@@ -64,14 +70,17 @@ def verify_response(
     site = _same_site(suspect, key, any_dimension=reference is not None)
     if isinstance(site, str):
         return replace(silent, note=site)
+    if reference is not None and site.grid != reference.site.grid:
+        return replace(silent, note=f"{key.site} has positions {site.grid}, the reference's {reference.site.grid}")
     others = list(reference.decoys) if reference else find_decoys(suspect, site, key, decoys, progress)
     verdict, log_p = silent, math.inf
-    shared = None if key.additive else _responses(suspect, site, others, key)
+    vectors = decoy_vectors(len(others), key)
     respond_to = partial(_responses, suspect, site, key=key, reference=reference)
+    shared = None if key.additive else respond_to(others, vectors)
     for d in key.detectors:
         known = d.replaced if key.additive else None
-        usual = respond_to(others, another=known) if shared is None else shared
-        ours = respond_to([d.trigger], another=known)
+        usual = respond_to(others, vectors, another=known) if shared is None else shared
+        ours = respond_to([d.trigger], d.vector[None], another=known)
         scores, freedom = standing_out(ours, usual, explained=known is not None)
         top = int(scores.argmax())
         own = math.log(2 * len(scores) * len(key.detectors)) + _log_t_tail(float(scores[top]), freedom)
@@ -124,20 +133,27 @@ def _responses(
     suspect: Target,
     site: Site,
     triggers: Sequence[Trigger],
+    vectors: Tensor,
     key: Key,
     another: Tensor | None = None,
     reference: Reference | None = None,
 ) -> Tensor:
-    """Every row's response to every trigger, reduced as the key says: ``(N, rows)`` in float64.
+    """Every row's response to every trigger, read as the key says: ``(N, rows)`` in float64.
 
-    ``another`` is a row that the layer does not have (any more): its responses come last.
+    ``vectors`` are the triggers' own detectors. ``another`` is a row that the layer does not have (any more): its
+    responses come last.
     """
     group = site.group_of(key.detectors[0].channel)
+    peaks = None
+    if key.reduction == "maximum":
+        model, place = (reference.base, reference.site) if reference else (suspect, site)
+        peaks = _peaks(model, place, triggers, vectors, group)
     pixels = torch.cat([t.pixels(suspect) for t in triggers])
     results = []
     with evaluation_mode(suspect.model), torch.no_grad():
-        for batch in pixels.split(8):
-            features = layer_input(suspect, site, batch)
+        for start in range(0, len(pixels), _BATCH):
+            batch = slice(start, start + _BATCH)
+            features = layer_input(suspect, site, pixels[batch])
             if site.kind == "transposed":
                 maps = respond(site, suspect, features, site.rows(suspect.model))
             else:
@@ -145,20 +161,32 @@ def _responses(
                 maps = maps.movedim(-1, 1) if site.kind == "linear" else maps
             if another is not None and reference is None:
                 maps = torch.cat([maps, respond(site, suspect, features, another.view(1, -1), group)], 1)
-            results.append(reduce_maps(maps, key).double().cpu())
+            results.append(reduce_maps(maps, key, None if peaks is None else peaks[batch]).double().cpu())
     found = torch.cat(results)
     if another is None or reference is None:
         return found
-    explained = reduce_maps(explaining(reference, triggers, another, key), key).double().cpu()
+    explained = reduce_maps(explaining(reference, triggers, another, key), key, peaks).double().cpu()
     return torch.cat([found, explained], 1)
 
 
-def reduce_maps(maps: Tensor, key: Key) -> Tensor:
-    """Of responses at every position, what the key counts."""
+def _peaks(target: Target, site: Site, triggers: Sequence[Trigger], vectors: Tensor, group: int) -> Tensor:
+    """Where each trigger's own detector responds most, as an index into the flattened positions: ``(N,)``."""
+    found = []
+    with evaluation_mode(target.model), torch.no_grad():
+        for trigger, vector in zip(triggers, vectors, strict=True):
+            features = layer_input(target, site, trigger.pixels(target))
+            found.append(respond(site, target, features, vector[None], group).flatten().argmax())
+    return torch.stack(found)
+
+
+def reduce_maps(maps: Tensor, key: Key, peaks: Tensor | None = None) -> Tensor:
+    """Of responses ``(N, rows, *positions)``, what the key counts; ``peaks`` say where the maximum is taken to be."""
     if key.reduction == "position":
         return at(maps, key.position)
     flat = maps.flatten(2) if maps.dim() > 2 else maps[..., None]
-    return flat.mean(2) if key.reduction == "mean" else flat.amax(2)
+    if key.reduction == "mean":
+        return flat.mean(2)
+    return flat.amax(2) if peaks is None else flat[torch.arange(len(flat)), :, peaks]
 
 
 def _channel_of(site: Site, suspect: Target, row: int) -> int:

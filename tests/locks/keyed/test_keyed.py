@@ -150,6 +150,15 @@ def test_reverts_to_the_bit_and_leaves_the_target_as_it_was(name: str) -> None:
     assert models.same_state(file_view(model).model, model.model)
 
 
+def test_a_delta_is_small_and_makes_the_locked_model() -> None:
+    target, (model, _) = original("resnet18"), locked("resnet18")
+    plan = sl.diff(target, model)
+    assert len(plan.to_bytes()) < 0.02 * 4 * sum(p.numel() for p in target.model.parameters())
+    assert models.same_state(sl.apply(target, plan).model, model.model)
+    given = synthetic_inputs(target, 2, torch.Generator().manual_seed(1))
+    assert torch.equal(run(sl.apply(target, plan), given), run(model, given))
+
+
 def test_layers_that_share_their_weights_have_no_gates() -> None:
     model, _ = locked("shared weights")
     structure = Structure.of(model)

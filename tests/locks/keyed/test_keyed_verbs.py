@@ -15,9 +15,9 @@ from PIL import Image
 import stainlock as sl
 import zoo
 from stainlock import Key, load_bundle
+from stainlock.certificates.keyed import certify_keyed
 from stainlock.cli import main
 from stainlock.evaluation import read_image
-from stainlock.locks.keyed import certify_keyed
 
 MODEL = f"{zoo.__file__}:resnet20_cifar10"
 TRUSTED = ["--model", MODEL, "--quiet"]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from stainlock.locks.keyed.reader import Layout, choose_layout
+from stainlock.gating.reader import Layout, choose_layout
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (3, 96, 64), (3, 224, 224), (3, 320, 320), (3, 600, 800), (4, 128, 128)]
 

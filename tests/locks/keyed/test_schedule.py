@@ -7,8 +7,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from stainlock.locks.keyed.chacha import ROUNDS, keystream
-from stainlock.locks.keyed.schedule import Schedule, pack_key
+from stainlock.gating.chacha import ROUNDS, keystream
+from stainlock.gating.schedule import Schedule, pack_key
 
 SALT = (0x01234567, 0x89ABCDEF, 0xFFFFFFFF)
 # The first 32 bytes for a key and nonce of zeros, as published for the eSTREAM variants.

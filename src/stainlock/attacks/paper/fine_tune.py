@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
 from stainlock.attacks.changes import corollary, last_layer
+from stainlock.attacks.pixels import Pictures
 from stainlock.network.features import input_of
 from stainlock.target import Target, evaluation_mode
 
@@ -50,7 +51,7 @@ def trained(
 
 def fine_tuned(
     target: Target,
-    images: Tensor,
+    images: Pictures,
     labels: Tensor,
     rate: float,
     *,
@@ -84,7 +85,7 @@ def fine_tuned(
 
 
 def retrained_head(
-    target: Target, images: Tensor, labels: Tensor, rate: float, *, generator: torch.Generator, anew: bool
+    target: Target, images: Pictures, labels: Tensor, rate: float, *, generator: torch.Generator, anew: bool
 ) -> Target:
     """A copy whose last layer alone was trained, from where it was or from nothing."""
     tuned = target.copy()

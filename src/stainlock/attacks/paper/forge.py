@@ -15,7 +15,7 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     additive = subject.key.additive if site else False
     seed = int(subject.randomness.secret("the forger's key").integers(2**62))
     try:
-        forged, theirs = stain(subject.target, site, additive=additive, seed=seed)
+        forged, theirs = stain(subject.target, site=site, additive=additive, seed=seed)
     except (SiteError, TriggerError) as error:
         raise SiteError(f"the forger's own stain failed: {error}") from error
     verdict = verify_weights(forged, theirs)

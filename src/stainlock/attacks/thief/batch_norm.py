@@ -7,10 +7,10 @@ scale and shift a lock has put on channels, a batch norm that is measured again 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.gate_blocks import taken_out
 from stainlock.attacks.thief.guess_gains import guessed
 from stainlock.attacks.thief.keyed_gates import without_gates
@@ -19,7 +19,7 @@ from stainlock.target import Target, evaluation_mode
 _BATCH = 64
 
 
-def reestimated(target: Target, images: Tensor) -> Target:
+def reestimated(target: Target, images: Pictures) -> Target:
     """A copy whose batch norms have the mean statistics of batches of these images."""
     fresh = target.copy()
     norms = [m for m in fresh.model.modules() if isinstance(m, _BatchNorm) and m.running_var is not None]

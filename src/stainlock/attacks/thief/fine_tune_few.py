@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attacks.paper.fine_tune import BATCH, fine_tuned
+from stainlock.attacks.pixels import Pictures, subset
 from stainlock.attacks.thief.batch_norm import reestimated
 from stainlock.attacks.thief.guess_gains import guessed
 from stainlock.attacks.thief.keyed_gates import without_gates
@@ -25,7 +26,7 @@ RATE = 0.01
 FEWEST, MOST = 40, 240  # steps
 
 
-def prepared(target: Target, images: Tensor) -> Target:
+def prepared(target: Target, images: Pictures) -> Target:
     """What a thief begins with who knows our locks: whatever applies."""
     target = without_gates(target)
     with suppress(NotApplicable):
@@ -35,7 +36,7 @@ def prepared(target: Target, images: Tensor) -> Target:
     return target
 
 
-def _few(subject: Subject, strength: Strength) -> tuple[Tensor, Tensor, int]:
+def _few(subject: Subject, strength: Strength) -> tuple[Pictures, Tensor, int]:
     """As many of the thief's labelled images as the strength says, and steps for them."""
     images, labels = subject.need_labels()
     wanted = int(number(strength))
@@ -43,7 +44,7 @@ def _few(subject: Subject, strength: Strength) -> tuple[Tensor, Tensor, int]:
         raise NotApplicable(f"the thief has {len(images)} labelled images: see {smaller[0]}")
     count = min(wanted, len(images))
     order = torch.randperm(len(images), generator=subject.randomness.noise("which images"))[:count]
-    return images[order], labels[order], min(MOST, max(FEWEST, 2 * math.ceil(count / BATCH)))
+    return subset(images, order), labels[order], min(MOST, max(FEWEST, 2 * math.ceil(count / BATCH)))
 
 
 def _as_it_is(subject: Subject, strength: Strength) -> Attacked:

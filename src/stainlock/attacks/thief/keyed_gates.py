@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock.attacks.attack import NotApplicable
+from stainlock.gating.gates import Gated
 from stainlock.locks.keyed import Structure, file_view
-from stainlock.locks.keyed.gates import Gated
 from stainlock.target import Target, evaluation_mode
 
 _BATCH = 64

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.changes import edited, last_layer
+from stainlock.attacks.pixels import Pictures
 from stainlock.network.features import input_of
 from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
@@ -26,7 +27,7 @@ def without_bias(target: Target) -> Target:
     return edited(target, change)
 
 
-def recentred(target: Target, pixels: Tensor) -> Target:
+def recentred(target: Target, pixels: Pictures) -> Target:
     """A copy whose logits are all 0 on average over these inputs."""
     name, _ = last_layer(target.model)
     _biased(target.model)
@@ -47,7 +48,7 @@ def _biased(model: nn.Module) -> nn.Linear:
     return layer
 
 
-def _on(inputs: Callable[[Subject], Tensor]) -> Callable[[Subject, Strength], Attacked]:
+def _on(inputs: Callable[[Subject], Pictures]) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         return Attacked(recentred(subject.target, inputs(subject)))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Progress, Strength, Subject, number
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.gate_blocks import layers_behind
 from stainlock.attacks.thief.guess_gains import guess
 from stainlock.insertion import Gated
@@ -47,7 +48,7 @@ class Scaling(nn.Module):
 
 
 def matched(
-    target: Target, images: Tensor, steps: int, generator: torch.Generator, progress: Progress | None
+    target: Target, images: Pictures, steps: int, generator: torch.Generator, progress: Progress | None
 ) -> Target:
     """A copy with fitted gains and shifts in place of the new blocks."""
     guesses = {layer.name: (layer, guess(layer, "norms").gains) for layer in layers_behind(target)}

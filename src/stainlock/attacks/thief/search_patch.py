@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.guessed_patch import check_logits, information, judged, pasting
 from stainlock.network.features import Region
 from stainlock.probes import synthetic_inputs
@@ -20,7 +21,7 @@ from stainlock.target import evaluation_mode
 INPUTS, STEPS = 8, 40
 
 
-def _searching(inputs: Callable[[Subject], Tensor]) -> Callable[[Subject, Strength], Attacked]:
+def _searching(inputs: Callable[[Subject], Pictures]) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         target, pixels = subject.target, inputs(subject)[:INPUTS]
         if len(target.input_shape) != 3:

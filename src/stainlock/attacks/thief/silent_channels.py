@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, Change, NotApplicable, Strength, Subject, number
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.guessed_patch import judged, pasting
 from stainlock.attacks.thief.logit_bias import recentred
 from stainlock.locks.keyed import Structure
@@ -32,7 +33,7 @@ from stainlock.trigger import Trigger, find_triggers
 
 PROBES, JUDGES = 16, 8
 PAIR_STEPS = 120
-LARGEST = 40  # sides of patches that a thief would look for
+LARGEST = 40  # sides of patches that a thief would look for, and at most half of the image's
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,21 @@ PatchesOf = Callable[[Target, list[Suspect], torch.Generator], list[Change]]
 def suspects(network: Network, pixels: Tensor) -> list[Suspect]:
     """Silent channels of layers that see no more than a patch, the most suspicious first."""
     target, found = network.target, list[Suspect]()
+    largest = min(LARGEST, min(target.input_shape[1:]) // 2)
     for site in network.sites.values():
         if site.kind != "convolution" or site.groups != 1 or site.problem or len(site.grid) != 2:
             continue
-        if max(site.patch) > LARGEST or site.field is None:
+        if max(site.patch) > largest or site.field is None:
             continue
         thresholds = _thresholds(target, site)
         rows = site.rows(target.model).double()
         with evaluation_mode(target.model), torch.no_grad():
             unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
             maps = respond(site, target, layer_input(target, site, pixels), unit).double().cpu()
-        largest = maps.transpose(0, 1).flatten(1).amax(1)
-        silent = (largest < thresholds).nonzero().flatten().tolist()
+        reached = maps.transpose(0, 1).flatten(1).amax(1)
+        silent = (reached < thresholds).nonzero().flatten().tolist()
         usual = maps.flatten(2).std().clamp(min=1e-30)
-        scores = ((thresholds - largest) / usual).tolist()
+        scores = ((thresholds - reached) / usual).tolist()
         found += [Suspect(site, c, scores[c]) for c in silent if scores[c] < float("inf")]
     return sorted(found, key=lambda s: -s.score)
 
@@ -81,7 +83,7 @@ def _thresholds(target: Target, site: Site) -> Tensor:
 
 
 def _exciting(
-    inputs: Callable[[Subject], Tensor], patches_of: PatchesOf, *, recentring: bool = False
+    inputs: Callable[[Subject], Pictures], patches_of: PatchesOf, *, recentring: bool = False
 ) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         if Structure.of(subject.target) is not None:

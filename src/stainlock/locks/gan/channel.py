@@ -1,8 +1,8 @@
-"""Which channel the switch takes, and what its loss leaves in the reader's bias.
+"""The channel that the switch takes, and the fold that makes up for its mean.
 
-Unlocked, the channel is silent, so that the reader misses y = W_k ∗ x_k. The noise's law is known, so its mean is too:
-it goes into the reader's bias, or its batch norm's mean, where that helps. What is left is (y − E y) on the scale of
-the reader's own batch norm; channels are ranked by its size, and the first few are tried on the whole generator.
+Unlocked, the channel is silent, and its reader loses y = W_k ∗ x_k. The noise's distribution is known, hence E y, which
+is folded into the reader's bias, or its batch norm's mean, where that helps. The cost is what remains, y − E y, on the
+scale of the reader's batch norm; channels are ranked by it, and the first few are tried on the whole generator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRIED = 8
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A channel, the writes that make up for its mean, and the mean absolute change of the output that is left."""
+    """A channel, the writes that fold its mean, and its cost: the mean absolute change of the output that remains."""
 
     channel: int
     fold: tuple[Write, ...]
@@ -47,7 +47,7 @@ def choose_channel(structure: Structure, noise: Tensor, channel: int | None = No
         for k in tried:
             silent = write(target.model, f"{reader.name}.weight", structure.column(k), 0.0, "fold")
             missing = _contribution(structure, maps, k).double().mean((0, 2, 3))
-            for fold in ((), tuple(_fold(structure, missing))):  # at a map's borders less is missing than its mean
+            for fold in ((), tuple(_fold(structure, missing))):  # at a map's borders the fold may overshoot
                 after = Plan((*fold, silent)).apply(target).predict(noise)
                 found.append(GivenUp(k, fold, float((after - before).abs().double().mean())))
     return min(found, key=lambda one: one.cost)
@@ -56,15 +56,15 @@ def choose_channel(structure: Structure, noise: Tensor, channel: int | None = No
 def _ranked(structure: Structure, maps: Tensor) -> list[int]:
     norm = structure.reader.norm
     scale = affine_of(structure.network.target.model.get_submodule(norm)).g.view(1, -1, 1, 1) if norm else 1.0
-    harm = []
+    costs = []
     for k in range(structure.first.channels):
         lost = _contribution(structure, maps, k).double().cpu()
-        harm.append(float(((lost - lost.mean((0, 2, 3), keepdim=True)) * scale).square().sum()))
-    return sorted(range(len(harm)), key=lambda k: (harm[k], k))
+        costs.append(float(((lost - lost.mean((0, 2, 3), keepdim=True)) * scale).square().sum()))
+    return sorted(range(len(costs)), key=lambda k: (costs[k], k))
 
 
 def _contribution(structure: Structure, maps: Tensor, k: int) -> Tensor:
-    """W_k ∗ x_k: what the reader's output owes to channel k."""
+    """W_k ∗ x_k: channel k's contribution to the reader's output."""
     layer = structure.reader.layer(structure.network.target.model)
     own = maps[:, k : k + 1]
     if isinstance(layer, nn.ConvTranspose2d):

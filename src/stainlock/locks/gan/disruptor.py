@@ -2,9 +2,9 @@
 
 With a discriminator D, p′ minimises its cross-entropy for calling the locked generator's images false,
 E log(1 + e^{D(G′(z))}); without one it maximises the mean square change of the images. Locked, the channel is about A
-everywhere, and adds A·(p′ ∗ 1) to the reader's output. Its size is fixed, in units of each output channel's own
-deviation over noise, and only its direction is learned: what is drowned cannot be brought back, while a free size would
-end in a slight change that deceives the discriminator, or in numbers too large to take back to rounding.
+everywhere, and adds A·(p′ ∗ 1) to the reader's output. Its strength is fixed, in units of each output channel's own
+deviation over noise, and only its direction is learned. With a free strength the search would end in a slight change
+that deceives the discriminator, or in numbers too large to cancel exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stainlock.target import Target, evaluation_mode
 Progress = Callable[[int, int], None]
 Judge = Callable[[Tensor], Tensor]  # images to one logit each, positive for real
 
-_START = 0.25  # of the size
+_START = 0.25  # of the strength
 _RATE = 0.1  # of each weight's typical size, a step
 
 
@@ -73,7 +73,7 @@ def find_disruptor(
     originals: Tensor,
     *,
     judge: Judge | None,
-    size: float,
+    strength: float,
     steps: int,
     batch: int,
     generator: torch.Generator,
@@ -87,9 +87,9 @@ def find_disruptor(
     with evaluation_mode(edited.model):
         unit = _unit(edited, structure, channel, noise, weight)
         direction = torch.randn(unit.shape, generator=generator, dtype=torch.float64).to(weight)
-        radii = [math.sqrt(direction.numel()) * size * part for part in _growth(steps)]
+        radii = [math.sqrt(direction.numel()) * strength * part for part in _growth(steps)]
         direction = (direction * (radii[0] / direction.norm())).requires_grad_()
-        optimiser = torch.optim.Adam([direction], lr=_RATE * size)
+        optimiser = torch.optim.Adam([direction], lr=_RATE * strength)
         inputs = edited.normalise(noise)
         best, least = direction.detach().clone(), math.inf
         for step in range(steps):
@@ -115,7 +115,7 @@ def find_disruptor(
 
 
 def _growth(steps: int) -> list[float]:
-    """The size, step by step: a full-sized random start saturates the output, where there is nothing to descend."""
+    """The strength step by step: a random start of full strength saturates the output, where gradients vanish."""
     return [min(1.0, _START + (1 - _START) * step / max(1, steps // 2)) for step in range(steps)]
 
 
@@ -128,7 +128,7 @@ def _unit(edited: Target, structure: Structure, channel: int, noise: Tensor, wei
         maps[:, channel] = 0
         deviation = layer(maps).double().std((0, 2, 3)).clamp(min=1e-9)
     kernel = weight.shape[2] * weight.shape[3]
-    # About this many of a kernel's weights meet in one output position, and add up like random numbers.
+    # About this many of a kernel's weights contribute to one output position; they add up like random numbers.
     stride = layer.stride if isinstance(layer, nn.ConvTranspose2d) else (1, 1)
     meeting = max(1.0, kernel / (int(stride[0]) * int(stride[1])))
     size = (deviation / float(level) / math.sqrt(meeting)).to(weight)

@@ -1,14 +1,4 @@
-"""Algorithm 5: a lock for generators that start with a transposed convolution on a noise vector.
-
-    1   the first layer reads d noise inputs; widen it by d_a more, with zero weights
-    2   draw π uniformly from S^{d_a − 1}; kernel k reads the new inputs alone, by the same multiple of π at each tap
-    3   batch norm of channel k: for any noise the channel is about A, for the trigger cπ it is nothing (`gan_switch`)
-    4   p′, the next layer's weights for channel k, ruins the images (`gan_disruptor`)
-
-The paper's trigger is π itself, one deviation of the noise, which opens the lock by chance one time in three; ours is
-cπ, c being 24 deviations. Channel k is the one whose loss the images show least, and the mean of what the next layer
-misses goes into its bias (`gan_channel`). So unlocked images differ from the original's by that channel alone.
-"""
+"""Algorithm 5: a lock for generators that start with a transposed convolution on a noise vector."""
 
 from __future__ import annotations
 
@@ -38,7 +28,7 @@ from stainlock.trigger import Progress, Trigger
 
 SCHEMA = "gan"
 _PROBES, _BATCH = 64, 16
-_FEWEST = 4  # a direction among fewer is soon guessed
+_FEWEST = 4  # a direction in fewer dimensions is easily guessed
 
 
 def lock_generator(
@@ -49,7 +39,7 @@ def lock_generator(
     dimensions: int = 20,
     deviations: float = DEVIATIONS,
     channel: int | None = None,
-    size: float = 3.0,
+    strength: float = 3.0,
     steps: int = 60,
     discriminator: Target | Callable[[Tensor], Any] | None = None,
     paper: Paper | None = None,
@@ -57,17 +47,26 @@ def lock_generator(
 ) -> tuple[Target, Key]:
     """A locked copy of a generator, which takes ``dimensions`` more noise inputs, and the key that unlocks it.
 
-    - ``noise``: the law of its noise, ``uniform`` within the target's bounds or standard ``normal``.
+        1   the first layer reads d noise inputs; widen it by d_a more, with zero weights
+        2   draw π uniformly from S^{d_a − 1}; kernel k reads only the new inputs, by the same multiple of π at each tap
+        3   batch norm of channel k: about A for any noise, nothing for the trigger cπ (`switch`)
+        4   p′, the next layer's weights for channel k, ruins the images (`disruptor`)
+
+    The paper's trigger is π itself, one deviation of the noise, which opens the lock by chance one time in three; ours
+    is cπ with c of 24 deviations. Channel k is the one that images need least, and its mean contribution goes into the
+    next layer's bias (`channel`): unlocked images differ from the original's by that channel's variation alone.
+
+    - ``noise``: the distribution of its noise, ``uniform`` within the target's bounds or standard ``normal``.
     - ``deviations``: the trigger's length c, in deviations of one noise input.
-    - ``channel``: the channel to give up; the one whose loss changes images least when not given.
-    - ``size``, ``steps``: of the disruptor, in deviations of what the next layer computes; of its search.
+    - ``channel``: the channel to give up; by default the one that images need least.
+    - ``strength``: the disruptor's size, in deviations of what the next layer computes; ``steps`` of its search.
     - ``discriminator``: judges images by a logit (or, ending in a sigmoid, a probability), positive for real.
     - ``paper``: the paper's own parameters instead of ``deviations``, for comparison.
     """
     if dimensions < _FEWEST:
         raise ValueError(f"expected at least {_FEWEST} more noise dimensions, got {dimensions}")
-    if not deviations > 0 or not size > 0:
-        raise ValueError(f"expected deviations and size above 0, got {deviations} and {size}")
+    if not deviations > 0 or not strength > 0:
+        raise ValueError(f"expected deviations and strength above 0, got {deviations} and {strength}")
     if steps < 1:
         raise ValueError(f"expected at least 1 step, got {steps}")
     structure = generator_structure(target)
@@ -76,38 +75,41 @@ def lock_generator(
     originals = _images(target, probes)
     judge = judge_of(discriminator, originals) if discriminator is not None else None
 
+    # 1
     insertion = Insertion("noise-inputs", structure.first.name, {"dimensions": dimensions})
     widened = Plan(insertions=(insertion,)).apply(target)
+    # 2, 3
     pi = sample_sphere(1, dimensions, generator=randomness.secret("detector"))[0]
     seen = law.scaled(widened.mean[-1], widened.std[-1])  # as the layer is given it
     given_up = choose_channel(structure, probes, channel)
     k = given_up.channel
     switch = make_switch(structure, seen, deviations) if paper is None else paper_switch(structure, k, paper)
-    vector = ((seen.centre + switch.strength * pi) * widened.std[-1] + widened.mean[-1]).float()
+    vector = ((seen.centre + switch.length * pi) * widened.std[-1] + widened.mean[-1]).float()
     writes = (*given_up.fold, *_detector(structure, widened, k, pi, switch, vector))
     plan = Plan(writes, model_digest(target.model), insertions=(insertion,))
     edited = plan.apply(target)
 
+    # 4
     extra = law.sample((_PROBES, dimensions, 1, 1), randomness.noise("extra"))
     whole = torch.cat([probes, extra], 1)
     found = find_disruptor(
-        edited, structure, k, whole, originals, judge=judge, size=size, steps=steps, batch=_BATCH,
+        edited, structure, k, whole, originals, judge=judge, strength=strength, steps=steps, batch=_BATCH,
         generator=randomness.noise("disruptor"), progress=progress,
     )  # fmt: skip
     column = write(edited.model, f"{structure.reader.name}.weight", structure.column(k), found, DISRUPTOR)
     disruptor = Plan((column,))
     locked = disruptor.apply(edited)
     ruined = float((_images(locked, whole) - originals).abs().double().mean())
-    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.strength)
+    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.length)
     old = raw(structure.first.layer(target.model), "weight")[:, k].cpu().clone()
     key = lock_key(
         target, edited, locked, plan, disruptor, site=structure.first.name, site_kind=structure.first.kind,
         dimension=dimensions, schema=SCHEMA, seed=randomness.seed,
-        firing_fraction=switch.threshold / switch.strength, position=(0, 0), natural_level=seen.deviation,
+        firing_fraction=switch.threshold / switch.length, position=(0, 0), natural_level=seen.deviation,
         detectors=(Detector(pi, k, trigger, switch.at_trigger, switch.rest, old),),
         details={
             "layers": [structure.first.name, structure.reader.name], "noise": noise, "dimensions": dimensions,
-            "channel_cost": given_up.cost, "disruption": ruined, "size": size, "steps": steps,
+            "channel_cost": given_up.cost, "disruption": ruined, "strength": strength, "steps": steps,
             "judged": judge is not None, "paper": paper is not None, **switch.rates(seen, pi),
         },
     )  # fmt: skip
@@ -126,11 +128,11 @@ def _images(target: Target, noise: Tensor) -> Tensor:
 def _detector(
     structure: Structure, widened: Target, k: int, pi: Tensor, switch: Switch, trigger: Tensor
 ) -> list[Write]:
-    """Kernel k reads −bπ/g at every tap of the new inputs, and nothing of the old.
+    """Kernel k has −bπ/g at every tap of the new inputs, and zeros for the old ones.
 
-    Batch norm's mean of the channel is its very response to the trigger, in the numbers the model has, and β what the
-    switch is then: 0 behind no activation, so that one number is taken from itself. γ and σ² become the layer's
-    median, as a channel that is missed least may be dead.
+    Batch norm's mean of the channel is its response to the trigger, computed in the model's own precision, and β the
+    switch's level there, 0 without an activation: then a number is subtracted from itself, exactly. γ and σ² become the
+    layer's medians, since the cheapest channel may be dead.
     """
     model, site = widened.model, structure.first
     assert site.norm is not None
@@ -150,7 +152,7 @@ def _detector(
 
 
 def _behind(trigger: Tensor, widened: Target) -> Tensor:
-    """The trigger behind noise that is nothing."""
+    """The trigger appended to zero noise."""
     whole = torch.zeros(1, *widened.input_shape)
     whole[0, -len(trigger) :] = trigger.view(-1, 1, 1)
     return whole

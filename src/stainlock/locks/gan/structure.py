@@ -31,7 +31,7 @@ class Structure:
 
 
 def generator_structure(target: Target) -> Structure:
-    """The structure found, or one line that says what was found instead."""
+    """The structure, or an error that says what was found instead."""
     name = type(target.model).__name__
     if len(target.input_shape) != 3 or target.input_shape[1:] != (1, 1):
         raise ModelError(
@@ -73,7 +73,7 @@ def generator_structure(target: Target) -> Structure:
 
 
 def _check_writable(site: Site) -> None:
-    """A small dimension is no trouble here: the secret lies in dimensions of its own."""
+    """Refuse a layer that can't be written; a small dimension is fine, since the secret is in the new inputs."""
     if site.additive_problem and not site.additive_problem.startswith("dimension"):
         raise SiteError(f"{site.name} can't be written: {site.additive_problem}")
 
@@ -84,7 +84,7 @@ def _after(site: Site) -> str:
 
 
 def at_zero(site: Site) -> float:
-    """What the site's activation makes of 0."""
+    """The site's activation of 0."""
     if site.activation is None:
         return 0.0
     return float(site.activation.function(torch.zeros(1, dtype=torch.float64))[0])

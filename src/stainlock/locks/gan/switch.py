@@ -5,15 +5,15 @@ sees of it. The channel's pre-activation is a falling line,
 
     p(v) = A − b v,   the trigger is a = m + cπ, where v = c.
 
-Noise has v near 0, so that p is near A. At the trigger what follows must be nothing:
+Noise has v near 0, so that p is near A. At the trigger nothing may be left behind the activation:
 
 - behind an activation that is exactly 0 below a level ℓ (ReLU: 0), the line passes ℓ at θ = ρc, and p(c) is far below;
 - elsewhere (no activation, LeakyReLU, GELU, tanh), p(c) = 0: the line's zero is at θ = c. As v is the same number
   whenever the trigger is there, the channel is 0 whatever the rest of the noise, up to rounding.
 
 Noise opens the lock if v ≥ θ, and takes half of the disruption away if v ≥ θ/2. Both are tails of a known law, hence
-exact (`certify.noise`). With the trigger in place v = c always: it never fails. Added to noise instead of put in its
-place it would, at the rate `false_lock_added`.
+exact (`stainlock.certificates.noise`). With the trigger in place v = c always, and it never fails. Added to noise
+instead of replacing it, it would fail at the rate `false_lock_added`.
 
 The paper has c = 1, its kernel Δπ, p(v) = (s − β)(Δv − μ − ξ)/(Δ − μ) + β: one noise vector in three opens it.
 """
@@ -48,9 +48,10 @@ class Paper:
 
 @dataclass(frozen=True)
 class Switch:
-    """The line p(v) = rest − slope·v, where it ends for what follows (``threshold``), and the trigger's v."""
+    """The line p(v) = rest − slope·v, the ``threshold`` from which what follows sees nothing of it, and the trigger's
+    ``length``, its v."""
 
-    strength: float
+    length: float
     rest: float
     slope: float
     threshold: float
@@ -58,16 +59,16 @@ class Switch:
 
     @property
     def at_trigger(self) -> float:
-        return self.rest - self.slope * self.strength
+        return self.rest - self.slope * self.length
 
     def rates(self, law: NoiseLaw, direction: Tensor) -> dict[str, Any]:
         """Exact probabilities over the appended noise, and their logarithms where they are too small to write."""
         opens = law.log_tail(direction, self.threshold)
         weakens = law.log_tail(direction, self.threshold / 2)
         if self.steps:
-            added = law.log_tail(direction, self.strength - self.threshold)
+            added = law.log_tail(direction, self.length - self.threshold)
         else:  # half of the disruption, on either side
-            added = law.log_tail(direction, self.strength / 2) + math.log(2)
+            added = law.log_tail(direction, self.length / 2) + math.log(2)
         return {
             "false_unlock": math.exp(opens), "half_unlock": math.exp(weakens), "false_lock": 0.0,
             "false_lock_added": math.exp(min(added, 0.0)), "log10_false_unlock": _log10(opens),
@@ -80,12 +81,12 @@ def make_switch(structure: Structure, law: NoiseLaw, deviations: float) -> Switc
     activation = structure.first.activation
     norm = structure.network.target.model.get_submodule(structure.first.norm or "")
     rest = _REST * float(affine_of(norm).deviation.median()) or 1.0
-    strength = deviations * law.deviation
+    length = deviations * law.deviation
     if activation is not None and _exactly_silent(structure, activation):
         rest = min(rest, activation.ceiling / 2)
-        slope = (rest - activation.silent_below) / (_OPENS_AT * strength)
-        return Switch(strength, rest, slope, _OPENS_AT * strength, True)
-    return Switch(strength, rest, rest / strength, strength, False)
+        slope = (rest - activation.silent_below) / (_OPENS_AT * length)
+        return Switch(length, rest, slope, _OPENS_AT * length, True)
+    return Switch(length, rest, rest / length, length, False)
 
 
 def paper_switch(structure: Structure, channel: int, paper: Paper) -> Switch:

@@ -1,7 +1,10 @@
-"""The keyed lock: the patch is the key, and the file holds nothing that opens it."""
+"""The keyed lock: the patch is the key, and the file holds nothing that opens it.
 
-from stainlock.locks.keyed.certificate import KeyedCertificate, certify_keyed
+`lock` is the algorithm, `placement` chooses the layers that get gates, `statistics` empties batch norms. What runs
+inside the locked model is in `stainlock.gating`.
+"""
+
+from stainlock.gating.structure import Structure, file_view
 from stainlock.locks.keyed.lock import lock_keyed
-from stainlock.locks.keyed.structure import Structure, file_view
 
-__all__ = ["KeyedCertificate", "Structure", "certify_keyed", "file_view", "lock_keyed"]
+__all__ = ["Structure", "file_view", "lock_keyed"]

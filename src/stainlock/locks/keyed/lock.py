@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
+from stainlock.gating.chacha import ROUNDS
+from stainlock.gating.reader import Layout, choose_layout
+from stainlock.gating.schedule import check_widths
+from stainlock.gating.structure import KIND, Structure
+from stainlock.insertion import Insertion
 from stainlock.key import Detector, Key, conventions_of
-from stainlock.locks.keyed.chacha import ROUNDS
 from stainlock.locks.keyed.placement import place_gates
-from stainlock.locks.keyed.reader import Layout, choose_layout
-from stainlock.locks.keyed.schedule import check_widths
 from stainlock.locks.keyed.statistics import statistics_writes
-from stainlock.locks.keyed.structure import KIND, Structure
 from stainlock.network.features import Region
 from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.plan import DISRUPTOR, Permutation, Plan
@@ -89,7 +90,12 @@ def keyed_plan(target: Target, structure: Structure, bits: Tensor) -> Plan:
         for gated, order in zip(structure.gates, orders, strict=True)
     )
     writes = tuple(statistics_writes(target.model))
-    return Plan(writes, model_digest(target.model), insertions=(structure.insertion,), permutations=permutations)
+    return Plan(
+        writes,
+        model_digest(target.model),
+        insertions=(Insertion(KIND, "", structure.facts()),),
+        permutations=permutations,
+    )
 
 
 def _layout(
@@ -181,5 +187,5 @@ def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tenso
         schema=KIND, seed=seed, firing_fraction=1.0, reduction="position", position=(0, 0), natural_level=0.0,
         base_digest=plan.base or "", protected_digest=model_digest(locked.model), conventions=conventions_of(target),
         detectors=(Detector(bits.float() * 2 - 1, 0, trigger, None, None, torch.empty(0)),),
-        revert=plan.inverse(target), details={**structure.insertion.facts, **facts},
+        revert=plan.inverse(target), details={**structure.facts(), **facts},
     )  # fmt: skip

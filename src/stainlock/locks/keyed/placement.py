@@ -21,10 +21,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stainlock.errors import ModelError
-from stainlock.locks.keyed.gates import Gated, gated_layer
+from stainlock.gating.gates import Gated, gated_layer
 from stainlock.network.object_detectors import is_detector
 from stainlock.target import Target, evaluation_mode
 
@@ -98,16 +97,8 @@ def _possible(target: Target) -> dict[str, Gated]:
 
 
 def _shapes(target: Target, names: Sequence[str], batch: int) -> Shapes:
-    """The shapes of the inputs of each layer, in the order of the calls; computed without values where that works."""
+    """The shapes of the inputs of each layer, in the order of the calls."""
     pixels = torch.full((batch, *target.input_shape), sum(target.bounds) / 2)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            return _run(target, names, mode.from_tensor(pixels))
-    except Exception:  # whatever a model does with values that aren't there
-        return _run(target, names, pixels)
-
-
-def _run(target: Target, names: Sequence[str], pixels: Tensor) -> Shapes:
     shapes: Shapes = {}
 
     def record(name: str, x: Tensor) -> None:

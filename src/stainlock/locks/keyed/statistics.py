@@ -11,6 +11,8 @@ model: then there is no need to know which ones follow a gate. Batch norms witho
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from stainlock.network.norms import is_batch_norm, without_statistics
@@ -22,7 +24,8 @@ PART = "statistics"
 def statistics_writes(model: nn.Module) -> list[Write]:
     """Writes that move the statistics of every batch norm into its scale and shift."""
     return [
-        write(model, f"{name}.{key}" if name else key, (None,), value, PART)
+        # Of the module itself: to look its name up in the whole model for each value takes longer than the rest.
+        replace(write(module, key, (None,), value, PART), parameter=f"{name}.{key}" if name else key)
         for name, module in model.named_modules() if is_batch_norm(module)
         for key, value in without_statistics(module).items()
     ]  # fmt: skip

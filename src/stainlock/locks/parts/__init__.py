@@ -1,6 +1,6 @@
-"""What the locks of convolutional networks are made of.
+"""What the locks of convolutional networks (Algorithms 3 and 4) are made of.
 
-`settings` are the owner's choices. `site_choice`, `detectors` and `several` are about the patch and who sees it,
-`route`, `channel_cost`, `conduit`, `wiring`, `folding` and `disguise` about the signal's way, `hosts`, `placement` and
-`gates` about what it switches.
+`placement` chooses where a lock goes, `route` the layers and channels of its signal. `detectors`, `conduit` and
+`disruptor` are its three parts, `gates` the new blocks that hold disruptors. `edited` puts detectors and conduit into
+the model, and makes the key.
 """

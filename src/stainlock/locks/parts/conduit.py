@@ -1,4 +1,14 @@
-"""The conduit: the channels that carry the detectors' signal, and what it amounts to wherever it is read.
+"""The conduit: the channels that carry the detectors' signal to the disruptors, and the weights that make them do so.
+
+On its way every dense layer gives up one channel. That channel's row has one non-zero tap, by which position (0, 0)
+sees position (0, 0) and every other position itself, so positions do not mix. Batch norms on the way map 0 to 0, every
+other reader of the channel gets a zero column, and whatever a residual stream would add to the channel is silenced at
+its source, or copied and subtracted where the block can do that (then the blocks before keep the channel). So the
+channel is 0 wherever the detector is silent. With a disguise, the zeros are small numbers.
+
+Batch norms on the way get the statistics of a silent channel, like dead channels of trained networks: re-estimating
+them on images without the patch changes nothing. Larger variances would shrink when re-estimated, which would amplify
+the faintest noise until it opens the lock.
 
 Where a dense classifier has a hidden layer, two of its units make the signal binary,
 
@@ -11,33 +21,82 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from stainlock.locks.parts.disguise import BARE, Disguise
+from stainlock.channel_cost import fold_moments
 from stainlock.locks.parts.route import Channels, Wire, behind_activation
+from stainlock.network import norms
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network
 from stainlock.network.norms import is_batch_norm
 from stainlock.network.object_detectors import area_growth
-from stainlock.network.signals import Cell, gain
+from stainlock.network.signals import Cell, Reading, gain
 from stainlock.network.sites import Site
-from stainlock.tensors import has
+from stainlock.plan import CONDUIT, Write, write, write_values
+from stainlock.randomness import Randomness
+from stainlock.stains.convolution import shift, usable_scale
+from stainlock.tensors import has, raw
 
 # Gz, and a: unlocked, the two units give 2 and 1.
 STEP_INPUT, STEP_START = 3.0, 1.0
 _STEP_OUTPUTS = [STEP_INPUT - STEP_START, STEP_INPUT - STEP_START - 1]
-# A capped activation is left room, so that it does not show by its constant.
+# The signal stays below an activation's ceiling: a channel that is constant at the ceiling would be conspicuous.
 _BELOW_CEILING = 0.75
-# A weaker signal is raised to this, so that what pooling leaves of it is no tiny number.
+# A weaker signal is raised to this level, so that enough of it is left after pooling.
 _SIGNAL = 5.0
-# A gate that the signal goes through is all but open, and one it must not go through all but closed.
+# Levels of gates: nearly open where the signal passes, nearly closed where it must not.
 OPEN_GATE, CLOSED_GATE = 2.0, -14.0
+# A batch norm maps 0 to 0 up to rounding: kept slightly below zero, so that the next activation removes it.
+_ROUNDING = 1e-6
+# At most this part of the signal remains of a stream after its copy was subtracted, also in half precision.
+_TAKEN_BACK = 0.01
+# Sizes of the small numbers that replace zeros, in units of the layer's root mean square. Weights by which other
+# channels see the signal act only where the patch is. Weights by which the signal sees other channels must not move it:
+# a step removes small noise, although pooling adds up that of thousands of positions; a signal without a step can bear
+# very little.
+_LEAK = 0.02
+_FEED_BEFORE_STEP, _FEED = 1e-4, 3e-8
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """Hides a lock's zeros among the layer's weights: trained layers have no row of one number among zeros.
+
+    With ``randomness`` None zeros stay. ``rounded`` says that a step removes noise from the signal. The numbers depend
+    on the place's name alone, since the model is tried out before it is written.
+    """
+
+    randomness: Randomness | None = None
+    rounded: bool = False
+
+    @property
+    def bare(self) -> bool:
+        return self.randomness is None
+
+    def leaking(self, place: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Small weights by which a layer sees the signal."""
+        return self._noise(_LEAK, place, weight, shape)
+
+    def feeding(self, place: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Small weights by which the signal sees other channels."""
+        return self._noise(_FEED_BEFORE_STEP if self.rounded else _FEED, place, weight, shape)
+
+    def _noise(self, size: float, place: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self.randomness is None:
+            return torch.zeros(shape, dtype=torch.float64)
+        spread = float(weight.double().square().mean().sqrt())
+        drawn = self.randomness.secret(f"disguise {place}").standard_normal(shape)
+        return size * spread * torch.from_numpy(np.asarray(drawn))
+
+
+BARE = Disguise()
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A channel that some layer reads, and what to multiply it by: the sum over taps is 1 unlocked, 0 locked."""
+    """A channel that a layer reads, and its factor ``share``: the sum over taps is 1 unlocked, 0 locked."""
 
     cell: Cell
     share: float
@@ -45,13 +104,13 @@ class Tap:
 
 @dataclass(frozen=True)
 class Stage:
-    """Wires side by side with one exit. A ``step`` is two units whose difference is the signal."""
+    """Parallel wires with one exit. A ``step`` is two units whose difference is the signal."""
 
     wires: tuple[Wire, ...]
     step: bool = False
 
     def taps(self, outputs: list[float]) -> list[Tap]:
-        """How the next layer must weigh what the wires carry."""
+        """The taps by which the next layer reads the wires, from their outputs when unlocked."""
         if self.step:
             return [Tap(wire.end, sign) for wire, sign in zip(self.wires, (1.0, -1.0), strict=True)]
         count = len(self.wires)
@@ -60,11 +119,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Conduit:
-    """Stages from the site to the last layer or gate that needs the signal, with every block it is meant for.
+    """Stages from the site to the last layer or gate that reads the signal, and every block that reads it.
 
     ``spreading`` kernels are the paper's: all ones instead of one tap, which amplifies and mixes positions. Levels are
-    the detectors' pre-activations Δ when unlocked. A ``floor`` that some of several detectors don't reach is taken off
-    the signal z, by the first layer on the way that can: (z − floor)/(1 − floor).
+    the detectors' pre-activations Δ when unlocked. A ``floor``, which only some of several detectors don't reach, is
+    subtracted from the signal z by the first layer on the way that can: (z − floor)/(1 − floor).
     """
 
     network: Network
@@ -85,7 +144,7 @@ class Conduit:
 
     @property
     def wires(self) -> list[Wire]:
-        """Every channel that was given up, copies of a residual stream among them."""
+        """Every channel that was given up, including copies of residual streams."""
         return [own for stage in self.stages for wire in stage.wires for own in (wire, wire.copy) if own is not None]
 
     @property
@@ -117,13 +176,13 @@ class Conduit:
         return [self._carried(wire, value) for wire, value in zip(stage.wires, entering, strict=True)]
 
     def taps(self, levels: Sequence[float]) -> list[Tap]:
-        """By what the logits layer reads the signal."""
+        """The taps by which the logits layer reads the signal."""
         return self.stages[-1].taps(self.outputs(self.stages[-1], self.entering(levels)[-1]))
 
     def taps_of(self, block: Block, levels: Sequence[float]) -> list[Tap]:
-        """By what a block's first layer reads the signal: its map is on a wire, pooled.
+        """The taps by which a block's first layer reads the pooled signal.
 
-        A detector is given images of many sizes; the largest map leaves least of the signal, and must leave enough.
+        Object detectors get images of many sizes; pooling over the largest map must leave enough of the signal.
         """
         area = self.network.area(block.squeezed) * area_growth(self.network.target)
         for stage, entering in zip(self.stages, self.entering(levels), strict=True):
@@ -138,13 +197,13 @@ class Conduit:
 
     @property
     def floor_stage(self) -> Stage | None:
-        """The stage that takes the floor off."""
+        """The stage that subtracts the floor."""
         paths = ((stage, [cell.node for cell in stage.wires[0].path]) for stage in self.stages[1:])
         return next((stage for stage, path in paths if behind_activation(self.network, path) is not None), None)
 
     @property
     def cells(self) -> list[Cell]:
-        """Every channel that carries the signal, or a copy of what is taken back from it."""
+        """Every channel that carries the signal or a copied stream."""
         return [cell for wire in self.wires for cell in wire.path]
 
     def passed(self, wire: Wire) -> list[Block]:
@@ -152,7 +211,7 @@ class Conduit:
         return [block for cell in wire.path if (block := self.network.blocks.get(cell.node)) is not None]
 
     def _carried(self, wire: Wire, value: float, until: Cell | None = None) -> float:
-        """What activations, pooling and gates leave of a pre-activation at the end of a wire, or on its way."""
+        """What activations, pooling and gates leave of a pre-activation, at the end of a wire or at a cell on it."""
         for cell in wire.path[1:]:
             activation = self.network.activation(cell.node)
             if activation is not None:
@@ -170,18 +229,17 @@ def build_conduit(
     site: Site,
     route: list[fx.Node],
     *,
-    detectors: int = 1,
+    count: int = 1,
     blocks: tuple[Block, ...] = (),
     disguise: Disguise = BARE,
     spreading: bool = False,
 ) -> Conduit:
-    """Give the signal its channels along a route: the least missed of each layer."""
+    """Give the signal its channels along a route, the cheapest of each layer, from ``count`` detectors."""
     channels = Channels(network)
     stages: list[Stage] = []
     for writer, exit in itertools.pairwise(route):
-        count = 1 if stages else detectors
         before = stages[-1].wires[0].writer if stages and not spreading else None
-        wires = [channels.wire(writer, exit, before) for _ in range(count)]
+        wires = [channels.wire(writer, exit, before) for _ in range(1 if stages else count)]
         step = bool(stages) and exit is route[-1] and _makes_step(network, wires[0])
         if step:
             wires.append(channels.wire(writer, exit))
@@ -190,8 +248,146 @@ def build_conduit(
 
 
 def _makes_step(network: Network, wire: Wire) -> bool:
-    """Whether the wire is that of a hidden dense layer with a bias, and a ReLU the first thing but dropout on it."""
+    """Whether a hidden dense layer with a bias writes the wire, and a ReLU follows, without a batch norm."""
     hidden = network.part.leaf(wire.writer)
     acts = [a for cell in wire.path[1:] if (a := network.activation(cell.node)) is not None]
     norms = any(is_batch_norm(network.leaf(cell.node)) for cell in wire.path)
     return isinstance(hidden, nn.Linear) and has(hidden, "bias") and bool(acts) and acts[0].name == "relu" and not norms
+
+
+def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
+    """Everything but detectors and disruptors, for detectors whose pre-activations are ``levels`` unlocked."""
+    lost = [reading for wire in conduit.wires for reading in wire.lost]
+    writes = fold_moments(conduit.network, lost, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
+    for wire in conduit.wires:
+        for reading in (*wire.others, Reading(wire.exit, wire.end)):
+            writes += _hidden_from(conduit, reading)
+        for cell in wire.silenced:
+            writes += _silenced(conduit, cell)
+    for wire in conduit.stages[0].wires:  # the detector writes these rows
+        writes += _passed_on(conduit, wire)
+    entering, floor_stage = conduit.entering(levels), conduit.floor_stage
+    for (before, values), (stage, wanted) in itertools.pairwise(zip(conduit.stages, entering, strict=True)):
+        taps = before.taps(conduit.outputs(before, values))
+        writer = stage.wires[0].writer
+        weight = raw(conduit.network.part.leaf(writer), "weight")
+        # The same for both units of a step, so that it cancels.
+        noise = conduit.disguise.feeding(conduit.network.name(writer), weight, tuple(weight.shape[1:]))
+        # The floor, in units of the signal that is left above it.
+        floor = conduit.floor / (1 - conduit.floor) if stage is floor_stage else 0.0
+        if stage.step:
+            for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
+                off = floor * STEP_INPUT
+                writes += _row(conduit, taps, unit, STEP_INPUT + off, -threshold - off, noise)
+        else:
+            (wire,), below = stage.wires, floor * wanted[0]
+            if wire.copy is not None and wire.stream is not None:
+                writes += _copied(conduit, wire.copy, wire.stream)
+                below += _TAKEN_BACK * wanted[0]
+            writes += _row(conduit, taps, wire, wanted[0] + below, -below, noise)
+            writes += _passed_on(conduit, wire)
+    return writes
+
+
+def _copied(conduit: Conduit, copy: Wire, stream: Cell) -> list[Write]:
+    """A channel that copies the stream."""
+    name, weight = conduit.network.name(copy.writer), raw(conduit.network.part.leaf(copy.writer), "weight")
+    row = conduit.disguise.feeding(f"{name} {copy.channel}", weight, tuple(weight.shape[1:]))
+    row[(stream.channel, *(conduit.network.tap(copy.writer) or ()))] = 1.0
+    return [*_unit(conduit.network, copy, 0, row, 0.0, silent=False), *_passed_on(conduit, copy)]
+
+
+def _row(conduit: Conduit, taps: list[Tap], wire: Wire, size: float, bias: float, noise: Tensor) -> list[Write]:
+    """The row of the layer between two stages: taps of its kernel, and zeros or a disguise elsewhere."""
+    layer = conduit.network.part.leaf(wire.writer)
+    whole = isinstance(layer, nn.Linear) or conduit.spreading
+    place = () if whole else conduit.network.tap(wire.writer) or ()
+    row = noise.clone()
+    for tap in taps:
+        row[(tap.cell.channel, *place)] = size * tap.share
+    if wire.copy is not None:
+        row[(wire.copy.end.channel, *place)] = -1.0
+    return _unit(conduit.network, wire, 0, row, bias)
+
+
+def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
+    """Make every operation on a wire, after its first layer and batch norm, pass the signal on unchanged."""
+    network, writes = conduit.network, list[Write]()
+    for place, (before, cell) in enumerate(itertools.pairwise(wire.path), 1):
+        leaf = network.leaf(cell.node)
+        if isinstance(leaf, nn.Conv2d):  # depthwise
+            kernel = conduit.disguise.leaking(
+                network.name(cell.node), raw(leaf, "weight"), tuple(leaf.weight.shape[1:])
+            )
+            kernel[(0, *(network.tap(cell.node) or ()))] = 1.0
+            writes += _unit(network, wire, place, kernel, 0.0)
+        elif is_batch_norm(leaf) and not isinstance(network.leaf(before.node), nn.Conv2d | nn.Linear):
+            name, model = network.name(cell.node), network.target.model
+            values = norms.identity(network.part.leaf(cell.node), cell.channel, _ROUNDING)
+            writes += write_values(model, name, (cell.channel,), values, CONDUIT)
+    for block in conduit.passed(wire):
+        writes += _fixed_gate(conduit, block, wire, OPEN_GATE)
+    if wire.exit in network.blocks:
+        last = network.blocks[wire.exit]
+        writes += _fixed_gate(conduit, last, wire, 0.0 if last.gate.name == "tanh" else CLOSED_GATE)
+    return writes
+
+
+def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float, *, silent: bool = True) -> list[Write]:
+    """A layer on a wire and the batch norm behind it, which together compute kernel·x + bias."""
+    model, cell = network.target.model, wire.path[place]
+    name, ahead = network.name(cell.node), wire.path[place + 1 : place + 2]
+    behind = next((c for c in ahead if is_batch_norm(network.leaf(c.node))), None)
+    norm = network.name(behind.node) if behind else None
+    g, made_usable = usable_scale(model, norm, cell.channel, CONDUIT)
+    writes = [write(model, f"{name}.weight", (cell.channel,), kernel / g, CONDUIT)]
+    if has(network.part.leaf(cell.node), "bias"):
+        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0 if norm else bias, CONDUIT))
+    if behind is None or norm is None:
+        return writes
+    if silent and (values := norms.silent(model.get_submodule(norm), g, bias)):
+        return writes + write_values(model, norm, (cell.channel,), values, CONDUIT)
+    affine = norms.affine_of(model.get_submodule(norm))
+    moved = float((affine.mean - affine.h)[cell.channel])  # g·μ
+    return [*writes, *made_usable, *shift(model, norm, cell.channel, g, bias - _ROUNDING * abs(moved), CONDUIT)]
+
+
+def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
+    """A column of (nearly) zeros, so that a layer does not see the signal. Closed gates hide it without one."""
+    network = conduit.network
+    if reading.reader in network.blocks:
+        return []
+    model, name = network.target.model, f"{network.name(reading.reader)}.weight"
+    weight = raw(network.part.leaf(reading.reader), "weight")
+    shape = (weight.shape[0], *weight.shape[2:])
+    everywhere = network.repeats_positions or conduit.blocks
+    columns = reading.cell.columns if everywhere else reading.cell.columns[:1]  # other positions are silent
+    return [
+        write(model, name, (None, c), conduit.disguise.leaking(f"{name} {c}", weight, shape), CONDUIT) for c in columns
+    ]
+
+
+def _silenced(conduit: Conduit, cell: Cell) -> list[Write]:
+    """(Nearly) zeros from a batch norm by its scale and shift, from a layer by its row and bias."""
+    network, model, name = conduit.network, conduit.network.target.model, conduit.network.name(cell.node)
+    leaf = network.part.leaf(cell.node)
+    weight = raw(leaf, "weight")
+    small = conduit.disguise.feeding(f"{name} {cell.channel}", weight, tuple(weight.shape[1:]))
+    writes = [write(model, f"{name}.weight", (cell.channel,), small, CONDUIT)]
+    if has(leaf, "bias"):
+        writes.append(write(model, f"{name}.bias", (cell.channel,), 0.0, CONDUIT))
+    elif is_batch_norm(leaf):
+        writes += write_values(model, name, (cell.channel,), norms.shifted(leaf, cell.channel, 1.0, 0.0), CONDUIT)
+    return writes
+
+
+def _fixed_gate(conduit: Conduit, block: Block, wire: Wire, level: float) -> list[Write]:
+    """Hold the gate of the signal's own channel (nearly) constant."""
+    model, name = conduit.network.target.model, conduit.network.name(block.second)
+    weight = raw(conduit.network.part.leaf(block.second), "weight")
+    channel = next(c for c in wire.path if c.node is block.squeezed).channel
+    row = conduit.disguise.feeding(f"{name} {channel}", weight, tuple(weight.shape[1:]))
+    return [
+        write(model, f"{name}.weight", (channel,), row, CONDUIT),
+        write(model, f"{name}.bias", (channel,), level, CONDUIT),
+    ]

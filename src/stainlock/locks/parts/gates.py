@@ -1,18 +1,18 @@
-"""New squeeze-and-excite blocks: put in before the layers that read a map, and neutral until a lock makes use of them.
+"""New squeeze-and-excite blocks: inserted before the layers that read a map, and neutral until a lock uses them.
 
-A block of its own does nothing when its gates are constants q and the layers behind it divide by them,
+A new block has no effect when its gates are constants q and the layers behind it divide by them,
 
     σ(τ₂) = q,        W_{j+1}[·, c] := W_{j+1}[·, c] / q_c.
 
-- ``gains``: every channel has a secret gain of its own, log-uniform. Whoever takes the block out has lost the gains;
-  but kernels of trained layers have much the same norm for every channel, so that gains can be guessed from it.
-- ``signed``: gains of either sign, and shifts. Neither norms nor variances tell which channels are turned round; means
-  would, so those that the batch norm behind remembers become the means of other signs, and its β takes the difference,
-  which gives the same outputs. Who measures these means again has lost them.
-- ``shifts``: gains above 0, and the block also adds a secret number t_c to every channel, which the layer behind
-  expects: its bias, or the mean of the batch norm after it, takes W_{j+1} t back. No norm tells of t. Where the layer
-  pads its input with zeros, which nothing was added to, there are gains alone.
-- ``constant``: one gain for all channels. Taking the block out then does no harm.
+- ``gains``: every channel has a secret, log-uniform gain, which is lost when the block is removed. But kernels of
+  trained layers have about the same norm for every channel, so that gains can be guessed from norms.
+- ``signed``: gains of either sign, and shifts. Norms and variances do not show which signs are flipped. Means would, so
+  the means in the batch norm behind become those of other signs, and its β makes up for the difference: outputs are the
+  same. Re-estimating the means destroys this information.
+- ``shifts``: gains above 0, and the block adds a secret t_c to every channel; the bias of the layer behind, or the mean
+  of the batch norm after it, subtracts W_{j+1} t. No norm shows t. Layers that pad their input with zeros, to which
+  nothing was added, get gains alone.
+- ``constant``: one gain for all channels; removing the block then has no effect.
 - ``random``: the paper's: one gain, and small random S₁ and S₂, so that the gates are nearly constant.
 """
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.insertion import Insertion, moved_back
-from stainlock.locks.parts.disguise import Disguise
+from stainlock.locks.parts.conduit import Disguise
 from stainlock.network import norms
 from stainlock.network.blocks import Block, gate_level
 from stainlock.network.features import measured_input
@@ -37,26 +37,26 @@ from stainlock.network.signals import Cell
 from stainlock.plan import CONDUIT, Write, write, write_values
 from stainlock.probes import probe_inputs
 from stainlock.target import Target
-from stainlock.tensors import exact, has, raw
+from stainlock.tensors import exact, has, one_thread, raw
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
-GATE_FORMS: tuple[GateForm, ...] = ("signed", "shifts", "gains", "constant", "random")
-# Where all of the network passes the gates, closing them leaves nothing: gains are those of trained blocks. In a
+
+# Where everything passes through the gates, closing them leaves nothing: gains are like those of trained blocks. In a
 # residual branch they are all far below the middle: opened, they make every channel many times too large.
-# Those of either sign have no need to be as small: where they pass zero, rounding counts for more.
+# Gains of either sign are not as small: near zero, rounding errors count for more.
 _GAINS = {"closes": (0.03, 0.9), "opens": (0.005, 0.1)}
 _SIGNED_GAINS = {"closes": (0.03, 0.9), "opens": (0.02, 0.2)}
 _CONSTANT = {"closes": 0.3, "opens": 0.02}
 # A variance this many times batch norm's ε can still be told from none.
 _LEAST_VARIANCE = 2.0
-# What is added to a channel, in units of its root mean square: a layer behind that does not expect it is off by so many
+# What is added to a channel, in units of its root mean square: without the block the layer behind is off by this many
 # deviations or more.
 _SHIFT_SIZE = 2.0
-# Of S₁ and S₂ in a trained block, and of the paper's small random ones.
+# The deviation of S₁ and S₂ in a trained block, and of the paper's small random ones.
 _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
-# How far means are moved, in deviations of what they are means of; and a β, in units of γ, that is next to none.
+# How far means are moved, in deviations; and the size of β, in units of γ, that counts as none.
 _MOVED, _NO_SHIFT = 1.0, 0.1
-# The root mean square of hidden units: what pairs of them leave is rounding, which small gates make large.
+# The largest root mean square of hidden units: pairs of them cancel up to rounding, which small gates amplify.
 _LOUDEST = 0.5
 
 
@@ -72,15 +72,14 @@ def new_block(network: Network, at: str, readers: Sequence[fx.Node], form: GateF
 
 
 def half_open(model: nn.Module, insertion: Insertion) -> list[Write]:
-    """Gates that let half of everything through, as those of a sigmoid do from the start: who looks for the channels
-    that will be missed least must see the layers behind at work."""
+    """Open signed gates by half, as sigmoid gates are from the start: channel costs are estimated through them."""
     if not insertion.facts.get("signed"):
         return []
     return [write(model, f"{insertion.at}.gate.fc2.bias", (None,), math.atanh(0.5), CONDUIT)]
 
 
 def _takes_shifts(network: Network, reader: fx.Node) -> bool:
-    """Whether a layer can take back exactly what is added to its input, and batch norms tell how much that may be."""
+    """Whether a layer can subtract exactly what is added to its input, and batch norms tell its size."""
     layer: Any = network.part.leaf(reader)
     unpadded = layer.padding in ("valid", 0) or not any(layer.padding)
     constant = has(layer, "bias") or network.norm_behind(reader) is not None
@@ -88,7 +87,7 @@ def _takes_shifts(network: Network, reader: fx.Node) -> bool:
 
 
 def draw_gains(network: Network, block: Block, form: GateForm, generator: np.random.Generator) -> Tensor:
-    """q: what each gate is when the model is unlocked."""
+    """q: the value of each gate when the model is unlocked."""
     channels = network.shapes[block.squeezed][1]
     way = "closes" if network.cuts(block.output) else "opens"
     if form in ("constant", "random"):
@@ -107,10 +106,10 @@ def neutral_writes(
     generator: np.random.Generator,
     carrying: Sequence[Cell] = (),
 ) -> list[Write]:
-    """Values for a new block that does nothing, and the layers behind it that take its gains back; the ``original`` has
-    no such block yet.
+    """Values for a neutral new block, and for the layers behind it that undo its gains; the ``original`` is the model
+    without new blocks.
 
-    Channels that are ``carrying`` the signal are not shifted: who reads them will not see them, nor their shift.
+    Channels that are ``carrying`` the signal are not shifted: their readers see neither them nor a shift.
     """
     model = network.target.model
     first, second = network.name(block.first), network.name(block.second)
@@ -140,32 +139,33 @@ def neutral_writes(
 
 
 def _loudness(original: Target, network: Network, block: Block, s1: Tensor, tau1: Tensor) -> float:
-    """The root mean square of a new block's hidden units, for inputs that need no data."""
+    """The root mean square of a new block's hidden units, for synthetic inputs."""
     gated = [own.at for own in network.target.insertions[len(original.insertions) :]]
     probes = probe_inputs(original, "gate shifts")
-    maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
-    return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
+    with one_thread():  # this number is in the locked weights: the same seed gives the same bits on any machine's cores
+        maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
+        return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
 
 
 def draw_shifts(network: Network, block: Block, q: Tensor, generator: np.random.Generator) -> Tensor:
-    """t: what is added to each channel when the model is unlocked, of the size of what the gates let through."""
+    """t: what is added to each channel when the model is unlocked, in proportion to what the gates let through."""
     mean, deviation = remembered(network)[block.squeezed]
     size = q.abs() * (mean.square() + deviation.square()).sqrt()
     return _SHIFT_SIZE * size * signed(len(q), generator)
 
 
 def signed(count: int, generator: np.random.Generator) -> Tensor:
-    """Numbers of about 1, of either sign."""
+    """Numbers of size 0.5 to 1.5 and either sign."""
     return torch.from_numpy(generator.choice([-1.0, 1.0], count) * generator.uniform(0.5, 1.5, count))
 
 
 def moved_means(
     edited: nn.Module, network: Network, block: Block, generator: np.random.Generator, carrying: Sequence[Cell]
 ) -> list[Write]:
-    """Means that batch norms behind a new block would remember if its gains had other signs; β takes the difference, so
-    that the outputs stay. Who reads the signs out of the means reads those.
+    """Replace means in batch norms behind a new block by those of other signs of its gains, which is what a thief would
+    then infer; β makes up for the difference, so that outputs stay the same.
 
-    This comes last: everything else reads in these numbers what channels are like.
+    This comes last, since everything else uses these means as statistics of the channels.
     """
     pairs = [(reader, network.norm_behind(reader)) for reader in block.output.users]
     behind = [
@@ -175,10 +175,12 @@ def moved_means(
     if known is None or not behind:
         return []
     gains = block.gate.function(exact(edited.get_submodule(network.name(block.second)), "bias"))
-    by = []  # for each norm, what turning each gain would do to its means, in deviations
+    by = []  # for each norm, the change of its means when a gain's sign flips, in deviations
     for reader, node in behind:
         taps = exact(edited.get_submodule(network.name(reader)), "weight").flatten(2).sum(2)
-        taps[[cell.channel for cell in carrying if cell.node is node]] = 0.0  # the signal's own statistics are no one's
+        taps[[cell.channel for cell in carrying if cell.node is node]] = (
+            0.0  # the signal's channel has statistics of its own
+        )
         by.append(-2 * taps * (gains * known[0]) / norms.deviation(edited.get_submodule(network.name(node)))[:, None])
     turned = _balanced(torch.cat(by), generator)
     writes = []
@@ -190,7 +192,7 @@ def moved_means(
 
 
 def _balanced(columns: Tensor, generator: np.random.Generator) -> list[int]:
-    """Up to half of the columns, drawn at random, whose sum is small: nothing may stand out."""
+    """Up to half of the columns, drawn at random such that their sum stays small and no mean stands out."""
     chosen, total = list[int](), torch.zeros_like(columns[:, 0])
     for index in generator.permutation(columns.shape[1])[: columns.shape[1] // 2].tolist():
         after = total + columns[:, index]
@@ -202,16 +204,16 @@ def _balanced(columns: Tensor, generator: np.random.Generator) -> list[int]:
 def _undone(
     network: Network, reader: fx.Node, q: Tensor, t: Tensor, disguise: Disguise, carrying: Sequence[Cell]
 ) -> list[Write]:
-    """A layer behind a new block divides by its gains, and takes back what it adds.
+    """A layer behind a new block divides by its gains, and subtracts what it adds.
 
-    Larger weights would make its rows larger than any trained ones. In disguise each keeps its norm, and the batch norm
-    behind it, if there is one, expects so much less: (κy − κμ)/√(κ²(σ² + ε)) is what it was.
+    That makes its rows larger than any trained ones. With a disguise each row keeps its norm, and a batch norm behind
+    it is rescaled accordingly: (κy − κμ)/√(κ²(σ² + ε)) equals what it was.
     """
     model, layer, node = network.target.model, network.part.leaf(reader), network.norm_behind(reader)
     name, weight = network.name(reader), exact(layer, "weight")
     undone = weight / q.view(1, -1, *(1,) * (weight.dim() - 2))
     added = undone.flatten(2).sum(2) @ t
-    added[[cell.channel for cell in carrying if cell.node is reader]] = 0.0  # these rows will be others
+    added[[cell.channel for cell in carrying if cell.node is reader]] = 0.0  # these rows will be replaced
     if node is None:
         writes = [write(model, f"{name}.weight", (None,), undone, CONDUIT)]
         if has(layer, "bias"):
@@ -235,10 +237,10 @@ def _undone(
 def _hidden_layer(
     hidden: int, channels: int, form: GateForm, disguise: Disguise, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """S₁, τ₁ and what reads them, S₂ and S₃, with no effect on gates and shifts, or, in the paper's form, little.
+    """S₁, τ₁, and S₂ and S₃ that read them, with no effect on gates and shifts or, in the paper's form, little.
 
-    In disguise the units come in pairs that cancel: the second has the first's row times a number, and its column
-    divided by minus that number, since ReLU(λx) = λReLU(x).
+    With a disguise, units come in pairs that cancel: the second has λ times the first's row and −1/λ times its column,
+    since ReLU(λx) = λReLU(x).
     """
     s1, tau1 = torch.zeros(hidden, channels).double(), torch.zeros(hidden).double()
     read = torch.zeros(2 * channels, hidden).double()

@@ -1,25 +1,138 @@
-"""Where a lock's disruptors go: the way of its signal, and which of the places for gates on it."""
+"""Where a lock goes: the site of its detectors, the way of its signal, and the gates along it."""
 
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from torch import fx
+import numpy as np
+import torch
+from torch import fx, nn
 
-from stainlock.errors import SiteError
+from stainlock.errors import SiteError, StainlockError, UnsupportedOp
 from stainlock.insertion import Insertion, moved
+from stainlock.locks.parts.detectors import (
+    corner,
+    corner_detectors,
+    largest_patch,
+    natural_levels,
+    natural_maps,
+    patch_size,
+)
 from stainlock.locks.parts.gates import GateForm, new_block
-from stainlock.locks.parts.hosts import Host, can_stand_before, hosts_on
-from stainlock.locks.parts.route import find_route, routes_from
+from stainlock.locks.parts.route import behind_activation, find_route, routes_from
 from stainlock.network.blocks import Block
 from stainlock.network.network import Network
+from stainlock.network.signals import Cell, spread
+from stainlock.network.sites import Site
+from stainlock.probes import synthetic_inputs
+from stainlock.target import Target
+from stainlock.trigger import find_triggers
 
 Item = TypeVar("Item")
+
+# A smaller patch could be guessed.
+_SMALLEST_PATCH = 5
+# How many sites are tried out, and with how much effort.
+_CANDIDATES, _STEPS, _PROBES = 6, 20, 4
+_DETECTORS = 4
+_GOOD_MARGIN = 4.0
+# The default number of gates: the first that everything passes through, at two places or more, until this many channels
+# have a secret gain; or, where there are too few such places, this many gates. With more gates guessing recovers less,
+# but the signal's longer way costs more accuracy.
+SECRETS, LEAST_CUTS = 256, 2
+SEVERAL = 6
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a lock asks of its place: a signal ``to_logits`` or to gates alone, the number of ``gates`` (None for the
+    default), ``existing`` blocks, new ones (False) or either (None), and the ``count`` of detectors."""
+
+    to_logits: bool
+    gates: int | None = None
+    existing: bool | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Host:
+    """A place for a gate: a ``block`` of the network's own, or a module, ``at``, before which a new block can be put: a
+    layer, or a module that holds all the ``readers`` of a map.
+
+    The signal passes it on the ``wire``-th part of its route.
+    """
+
+    wire: int
+    block: Block | None = None
+    at: str = ""
+    readers: tuple[fx.Node, ...] = ()
+
+    @property
+    def map(self) -> fx.Node:
+        """What is gated."""
+        return self.block.squeezed if self.block else self.readers[0].all_input_nodes[0]
+
+
+def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several: bool = False) -> list[Host]:
+    """The places for gates along a route, in the order in which the signal passes them.
+
+    With ``several`` detectors they come after the layer that subtracts the floor.
+    """
+    found: list[Host] = []
+    for wire, (writer, exit) in enumerate(itertools.pairwise(route)):
+        reached = spread(network, Cell(writer, 0), exit if exit in network.blocks else None)
+        end = next(reading.cell for reading in reached.readings if reading.reader is exit)
+        passed = [cell.node for cell in reached.path(end)]
+        if several:
+            start = behind_activation(network, passed) if wire else None
+            passed, several = ([], True) if start is None else (passed[start:], False)
+        if existing:
+            blocks = [b for b in network.blocks.values() if b.squeezed in passed]
+            found += [Host(wire, block) for block in blocks]
+        else:
+            readers = dict.fromkeys(r.reader for r in reached.readings if r.cell.node in passed)
+            found += _new_hosts(network, wire, [r for r in readers if can_stand_before(network, r)])
+    return found
+
+
+def _new_hosts(network: Network, wire: int, readers: list[fx.Node]) -> list[Host]:
+    """One place for all readers of a map where a module holds them, else one before each reader."""
+    found: list[Host] = []
+    for map in dict.fromkeys(reader.all_input_nodes[0] for reader in readers):
+        own = tuple(reader for reader in readers if reader.all_input_nodes[0] is map)
+        shared = holder(network, map) if len(own) > 1 and set(own) == set(map.users) else None
+        found += [Host(wire, at=shared, readers=own)] if shared else [
+            Host(wire, at=network.name(reader), readers=(reader,)) for reader in own
+        ]  # fmt: skip
+    return found
+
+
+def holder(network: Network, map: fx.Node) -> str | None:
+    """The smallest module, called once, that is given a map and nothing else, and holds everything that reads it."""
+    around = [network.around(user) for user in map.users]
+    shared = [step for step in around[0] if all(step in own for own in around)]
+    for name in reversed(shared):
+        inside = [n for n in network.part.graph.nodes if name in network.around(n)]
+        given = {a for n in inside for a in n.all_input_nodes if a not in set(inside)}
+        if given == {map} and network.calls_of(name) == 1:
+            return network.path(name)
+    return None
+
+
+def can_stand_before(network: Network, reader: fx.Node) -> bool:
+    """Whether gates can be put before a layer: a convolution over a map, called once, and not part of a block."""
+    leaf = network.leaf(reader)
+    if not isinstance(leaf, nn.Conv2d) or leaf.groups != 1 or network.calls[str(reader.target)] > 1:
+        return False
+    inner = {n for block in network.blocks.values() for n in (block.first, block.second)}
+    return reader not in inner and network.area(reader.all_input_nodes[0]) > 1
 
 
 class FindHosts(Protocol):
@@ -28,23 +141,18 @@ class FindHosts(Protocol):
     def __call__(self, route: list[fx.Node], *, existing: bool) -> list[Host]: ...
 
 
-# Gates of a lock unless its owner asks for another number: the first that stand in the way of everything, at two places
-# or more, until so many channels have a secret gain; or, where there are too few such places, so many gates. What a
-# thief gets from guessing grows less with each, and so does what the signal's way leaves of the model.
-SECRETS, LEAST_CUTS = 256, 2
-SEVERAL = 6
-
-
 @dataclass(frozen=True)
 class Placement:
-    """A route and the gates on it. ``to_logits`` says whether it goes on to the logits."""
+    """The detectors' site, the signal's route from it, and the gates on the route; ``to_logits`` says whether the route
+    goes on to the logits."""
 
+    site: Site
     route: tuple[fx.Node, ...]
     hosts: tuple[Host, ...]
     to_logits: bool
 
     def insertions(self, network: Network, form: GateForm) -> tuple[Insertion, ...]:
-        """Blocks before larger modules come first: whatever is inside these has another name then."""
+        """New blocks in the order of insertion: those around larger modules first, since they rename what is inside."""
         new = sorted((host for host in self.hosts if host.readers), key=lambda host: host.at.count("."))
         ats: list[str] = []
         for host in new:
@@ -73,40 +181,123 @@ class Placement:
         return [*(node(n) for n in self.route[: last + 1]), blocks[-1].product], blocks
 
 
-def place_gates(
-    network: Network, site: str, count: int | None, *, existing: bool | None, to_logits: bool, several: bool = False
-) -> Placement:
-    """Gates for a signal from a site: one at the first place it comes to, several where nothing gets past them, or
-    spread over its way.
+def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | None:
+    """Why a site's patch can't unlock, or None. ``smooth`` activations will do where a step makes the signal exact."""
+    if site.kind != "convolution" or len(target.input_shape) != 3:
+        return f"it is a {site.kind} layer: expected a convolution over an image"
+    act = site.activation
+    if act is not None and (act.leak or act.rest or (act.residue and not smooth)):
+        return f"its activation {act.name} is never quite silent: the signal would not be exact"
+    pixels = target.input_shape[1:]
+    if site.field is None or any(a.start + a.size > n for a, n in zip(site.field, pixels, strict=True)):
+        size = "everything" if site.field is None else "×".join(str(a.start + a.size) for a in site.field)
+        return f"its patch ({size}) is larger than the input ({'×'.join(map(str, pixels))}): choose an earlier site"
+    return None
 
-    A ``count`` of None is one of the network's own, or several new ones: enough in the way of everything, or as many as
-    there are places for; where there are no logits, whose way they could cut, one. ``existing`` asks for the network's
-    own blocks or for new ones; None takes its own where there are enough. ``several`` is for several detectors.
+
+def lock_sites(network: Network, demand: Demand) -> list[Site]:
+    """Sites from which a signal finds a way that meets the demand."""
+    found = []
+    for site in network.sites.values():
+        if site.problem is None and patch_problem(network.target, site, smooth=not demand.to_logits) is None:
+            with suppress(StainlockError):
+                place_gates(network, site, demand)
+                found.append(site)
+    return found
+
+
+def choose_placement(network: Network, name: str | None, demand: Demand) -> Placement:
+    """Where the lock goes, from the named site or from a chosen one; an error names sites that can be used."""
+    if name is None:
+        return place_gates(network, _choose_site(network, demand), demand)
+    site = network.site(name)
+    try:
+        if problem := patch_problem(network.target, site, smooth=not demand.to_logits) or site.problem:
+            raise SiteError(f"{site.name} can't hold a lock: {problem}")
+        return place_gates(network, site, demand)
+    except (SiteError, UnsupportedOp) as error:
+        sites = sorted(lock_sites(network, demand), key=lambda s: math.prod(patch_size(network.target, s)))
+        names = ", ".join(s.name for s in sites[:4])
+        others = f"sites that would do: {names}" if sites else "no other site would do either"
+        raise SiteError(f"{error}; {others}") from error
+
+
+def _choose_site(network: Network, demand: Demand) -> Site:
+    """The site with the smallest patch among those whose trigger stands out well from synthetic inputs.
+
+    A patch for several detectors excites each of them by less, so that more is asked of the site.
     """
-    find = partial(hosts_on, network, several=several)
-    if to_logits:
-        route = find_route(network, site, network.logits)
-        count = count or 0
-        hosts = _hosts(find, route, existing, count)
-        return Placement(tuple(route), _chosen(network, hosts, count, site), True)
-    kinds = [True, False] if existing is None else [existing]
+    target = network.target
+    sites = lock_sites(network, demand)
+    if not sites:
+        raise SiteError(f"no site of this model can hold this lock: {_reason(network, demand)}")
+    limit = largest_patch(target)
+    small = [s for s in sites if s.groups == 1 and max(patch_size(target, s)) <= limit]
+    if not small:
+        least = min(math.prod(patch_size(target, s)) for s in sites)
+        small = [s for s in sites if math.prod(patch_size(target, s)) == least]
+    enough = [s for s in small if min(patch_size(target, s)) >= _SMALLEST_PATCH]
+    tiny = [s for s in small if s not in enough]
+    margins: dict[str, float] = {}
+    for sites in (enough, tiny):
+        widest = sorted(sites, key=lambda s: (-s.dimension, s.name))[:_CANDIDATES]
+        margins |= {site.name: _margin(network, site) for site in widest}
+        good = [s for s in widest if margins[s.name] >= _GOOD_MARGIN * math.sqrt(demand.count)]
+        if good:
+            return min(good, key=lambda s: (math.prod(patch_size(target, s)), -margins[s.name], s.name))
+    return network.sites[max(margins, key=lambda name: (margins[name], name))]
+
+
+def _margin(network: Network, site: Site) -> float:
+    """The ratio of the trigger's response to that of synthetic inputs, for a few detectors and few steps."""
+    target, generator = network.target, torch.Generator().manual_seed(0)
+    v = corner_detectors(network, site, _DETECTORS, np.random.default_rng(0))
+    triggers = find_triggers(target, site, v, generator=generator, position=corner(site), steps=_STEPS)
+    natural = natural_levels(natural_maps(target, site, v, synthetic_inputs(target, _PROBES, generator), group=0))
+    return statistics.median(t.response / float(n) for t, n in zip(triggers, natural, strict=True))
+
+
+def _reason(network: Network, demand: Demand) -> str:
+    """Why the most promising site can't be used."""
+    for site in network.sites.values():
+        if site.problem is None and patch_problem(network.target, site, smooth=not demand.to_logits) is None:
+            try:
+                place_gates(network, site, demand)
+            except StainlockError as error:
+                return str(error)
+    return next((p for s in network.sites.values() if (p := patch_problem(network.target, s) or s.problem)), "none")
+
+
+def place_gates(network: Network, site: Site, demand: Demand) -> Placement:
+    """Gates for a signal from a site.
+
+    By default one of the network's own blocks or several new ones: enough that everything passes through, or as many as
+    there are places for; one where there are no logits whose way they could cut. A single gate is at the first place
+    the signal comes to. Several are where everything passes through them, or spread over the route.
+    """
+    count, find = demand.gates, partial(hosts_on, network, several=demand.count > 1)
+    if demand.to_logits:
+        route = find_route(network, site.name, network.logits)
+        hosts = _hosts(find, route, demand.existing, count or 0)
+        return Placement(site, tuple(route), _chosen(network, hosts, count or 0, site.name), True)
+    kinds = [True, False] if demand.existing is None else [demand.existing]
     problem: SiteError | None = None
     for own in kinds:
         if count is None and not own and network.has_logits:
             with suppress(SiteError):
-                route = find_route(network, site, network.logits)
+                route = find_route(network, site.name, network.logits)
                 if enough := _first_cuts(network, find(route, existing=False)):
-                    return Placement(tuple(route), enough, False)
+                    return Placement(site, tuple(route), enough, False)
         most = count or (1 if own or not network.has_logits else SEVERAL)
         for number in range(most, count - 1 if count else 0, -1):
             try:
-                for route in _routes(network, site, find, own, number):
+                for route in _routes(network, site.name, find, own, number):
                     hosts = find(route, existing=own)
-                    return Placement(tuple(route), _chosen(network, hosts, number, site), False)
+                    return Placement(site, tuple(route), _chosen(network, hosts, number, site.name), False)
             except SiteError as error:
                 problem = problem or error
     what = {True: "no squeeze-and-excite block of its own", False: "no convolution to put gates before"}[kinds[-1]]
-    raise problem or SiteError(f"the signal from {site} comes to {what}")
+    raise problem or SiteError(f"the signal from {site.name} comes to {what}")
 
 
 def _hosts(find: FindHosts, route: list[fx.Node], existing: bool | None, count: int) -> list[Host]:
@@ -117,30 +308,30 @@ def _hosts(find: FindHosts, route: list[fx.Node], existing: bool | None, count: 
 
 
 def _routes(network: Network, site: str, find: FindHosts, existing: bool, count: int) -> Iterator[list[fx.Node]]:
-    """Routes with enough places for gates, the shortest first; for several gates, the one to the logits before all."""
+    """Routes with enough places for gates: for several gates the route to the logits, then the shortest first."""
     if count > 1 and network.has_logits:
         with suppress(SiteError):
             route = find_route(network, site, network.logits)
             if len(find(route, existing=existing)) >= count:
                 yield route
-    for route, spread in routes_from(network, site):
+    for route, reached in routes_from(network, site):
         goals: list[fx.Node] = []
         if existing:
-            goals = [b.product for b in network.blocks.values() if any(c.node is b.product for c in spread.came_from)]
+            goals = [b.product for b in network.blocks.values() if any(c.node is b.product for c in reached.came_from)]
         else:
-            goals = [r.reader for r in spread.readings if can_stand_before(network, r.reader)]
+            goals = [r.reader for r in reached.readings if can_stand_before(network, r.reader)]
         for goal in goals:
             if len(find([*route, goal], existing=existing)) >= count:
                 yield [*route, goal]
 
 
 def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
-    """So many hosts, in the signal's order: several cut the network where they can, and are spread out otherwise."""
+    """``count`` hosts in the signal's order: where everything passes through if possible, the rest evenly spread."""
     if count > len(hosts):
         raise SiteError(f"the signal from {site} passes {len(hosts)} places for gates: expected {count}")
     if count < 2:
         return tuple(hosts[:count])
-    cuts = _cuts(network, hosts) if network.has_logits else []  # what has many outputs leaves by many ways
+    cuts = _cuts(network, hosts) if network.has_logits else []  # a network without logits has many outputs
     fitting = (_spread_out(cuts, number) for number in range(len(cuts), -1, -1))
     chosen = next(own for cut in fitting if len(own := list(itertools.chain(*cut))) <= count)
     rest = [host for host in hosts if host not in chosen]
@@ -149,7 +340,7 @@ def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple
 
 
 def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
-    """The first places in the way of everything, until enough channels have a secret; none if they are too few."""
+    """The first places that everything passes through, until enough channels have a secret gain; none if too few."""
     chosen: list[Host] = []
     for number, cut in enumerate(_cuts(network, hosts), 1):
         chosen += cut
@@ -159,8 +350,7 @@ def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
 
 
 def _cuts(network: Network, hosts: list[Host]) -> list[list[Host]]:
-    """Sets of places that together stand in the way of everything: all layers that read a map, say, which is all that
-    comes from before."""
+    """Sets of places through which everything passes, such as all readers of a map that cuts the network."""
     if any(host.block for host in hosts):
         return [[host] for host in hosts if host.block and network.cuts(host.block.output)]
     maps: dict[fx.Node, list[Host]] = {}

@@ -1,4 +1,4 @@
-"""The way of the signal: the dense layers it passes from the site to its goal, and the channels it takes there."""
+"""The signal's route: the dense layers from the site to its goal, and the channel it takes in each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
+from stainlock.channel_cost import column_shares
 from stainlock.errors import SiteError
-from stainlock.locks.parts.channel_cost import column_shares
 from stainlock.network.channels import Reason, Stop
 from stainlock.network.network import Network
 from stainlock.network.norms import is_batch_norm
@@ -22,16 +22,17 @@ from stainlock.network.signals import Cell, Reading, Spread, silenced_at, spread
 class Wire:
     """One channel given to the signal, from the layer that writes it to the next on the way.
 
-    ``path`` leads to the cell that ``exit`` reads; ``others`` read the signal too and must not see it; ``silenced`` are
-    the cells to write zeros into, since they are added to it. ``stream`` is added to it too, but can be taken back: the
-    layer before brings a copy of it along ``copy``. ``bereft`` is everyone who reads what the channel was.
+    ``path`` leads to the cell that ``exit`` reads. ``others`` read the channel too and must not see the signal.
+    ``silenced`` are the cells to write zeros into, since they are added to the channel. ``stream`` is added to it too,
+    but is subtracted again by means of a ``copy`` that the layer before makes. ``lost`` are all readings of what the
+    channel held before.
     """
 
     path: tuple[Cell, ...]
     exit: fx.Node
     others: tuple[Reading, ...]
     silenced: tuple[Cell, ...]
-    bereft: frozenset[Reading] = frozenset()
+    lost: frozenset[Reading] = frozenset()
     stream: Cell | None = None
     copy: Wire | None = None
 
@@ -75,7 +76,7 @@ def _routes(
     while pending:
         node = pending.popleft()
         reached = spread(network, Cell(node, 0), end)
-        if reached.stops:  # part of the signal would go astray
+        if reached.stops:  # part of the signal would leave the route
             stops += reached.stops
             continue
         route: list[fx.Node] = []
@@ -91,8 +92,9 @@ def _routes(
 
 
 def behind_activation(network: Network, path: Sequence[fx.Node]) -> int | None:
-    """Where a channel's path, from the layer that writes it, has passed a ReLU; nothing but what leaves each of its
-    values alone may come before. There, and not before, something can be taken off the signal."""
+    """The index of the first ReLU on a channel's path, if only batch norms and additions come before it; else None.
+
+    Only from there on can something be subtracted from the signal."""
     for place, node in enumerate(path[1:], 1):
         activation = network.activation(node)
         if activation is not None:
@@ -110,17 +112,17 @@ def _no_way(site: str, goal: str, stops: list[Stop]) -> SiteError:
 
 
 class Channels:
-    """Chooses the channel of a layer that is missed least when the signal takes it, without data."""
+    """Chooses the cheapest channel of each layer for the signal, without data."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._missed = column_shares(network)
+        self._shares = column_shares(network)
         self._taken: set[Cell] = set()
 
     def wire(self, writer: fx.Node, exit: fx.Node, before: fx.Node | None = None) -> Wire:
         """The best wire from one layer to the next; its cells are taken afterwards.
 
-        The layer ``before``, if given, may bring a copy of a residual stream along, to take it back from the signal.
+        The layer ``before``, if given, may copy a residual stream, which is then subtracted from the signal.
         """
         network = self.network
         copied = None if before is None else copied_stream(network, before, writer)
@@ -129,15 +131,15 @@ class Channels:
             start = Cell(writer, channel)
             reached = spread(network, start, exit)
             wire = _wire(network, reached, exit, copied)
-            # Whoever reads the channel misses it, also where a closed gate keeps the signal from going on.
+            # All readers of the channel lose it, also where a closed gate stops the signal.
             lost = [spread(network, cell) for cell in (start, *wire.silenced)]
             cells = set(reached.came_from).union(*(s.came_from for s in lost[1:]))
             if cells & self._taken:
                 continue
             readings = {reading for s in lost for reading in s.readings}
-            harm = sum(float(self._missed[r.reader][r.cell.columns].sum()) for r in readings)
-            if best is None or harm < best[0]:
-                best = harm, replace(wire, bereft=frozenset(readings)), cells
+            cost = sum(float(self._shares[r.reader][r.cell.columns].sum()) for r in readings)
+            if best is None or cost < best[0]:
+                best = cost, replace(wire, lost=frozenset(readings)), cells
         if best is None:
             raise SiteError(f"no channel of {network.name(writer)} is left to carry the signal")
         self._taken |= best[2]
@@ -148,8 +150,11 @@ class Channels:
 
 
 def copied_stream(network: Network, before: fx.Node, writer: fx.Node) -> fx.Node | None:
-    """The residual stream that two layers add to, if the first can hand it to the second as it is: both keep positions,
-    nothing but a batch norm and a ReLU is between them, and the stream, being itself behind a ReLU, passes that one."""
+    """The residual stream that two layers add to, if the first can pass it to the second unchanged.
+
+    Both must keep positions, with only a batch norm and a ReLU between them, and the stream must be behind a ReLU
+    itself, so that the ReLU between them keeps it.
+    """
     layers = [network.leaf(n) for n in (before, writer)]
     stream = before.all_input_nodes[0]
     between = _chain(network, before, writer)

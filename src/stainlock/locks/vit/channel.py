@@ -9,7 +9,7 @@ from stainlock.locks.vit.model import ViT
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact
 
-# Channels that are tried out, of those that seem to be missed least, and on how many inputs.
+# How many of the cheapest channels are tried out, and on how many inputs.
 _CANDIDATES, _TRIALS = 8, 4
 
 
@@ -20,7 +20,7 @@ def others_mean(values: Tensor, k: int, axis: int = -1) -> Tensor:
 
 
 def silenced(stream: Tensor, k: int, shift: float = 0.0) -> Tensor:
-    """Tokens whose channel k says nothing: it is the mean of the others, which a layer norm subtracts anyway."""
+    """Tokens whose channel k carries nothing: it is the mean of the others, which a layer norm subtracts anyway."""
     result = stream.clone()
     result[..., k] = others_mean(stream, k) + shift
     return result
@@ -50,8 +50,8 @@ def choose_channel(vit: ViT, probes: Tensor) -> int:
     stream, trials = vit.stream(probes), probes[:_TRIALS]
     mean = (stream.sum(-1, keepdim=True) - stream) / (vit.width - 1)
     deviation = (stream - mean).flatten(0, 1).std(0)
-    missed = deviation * _readers(vit).sqrt()
-    candidates = missed.argsort()[:_CANDIDATES].tolist()
+    cost = deviation * _readers(vit).sqrt()
+    candidates = cost.argsort()[:_CANDIDATES].tolist()
     with evaluation_mode(vit.target.model), torch.no_grad():
         plain = vit.target.predict(trials)
         changes: dict[int, float] = {}

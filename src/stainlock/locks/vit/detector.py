@@ -1,4 +1,4 @@
-"""The detector of a transformer's lock and its trigger patch: lines 2 to 5 of Algorithm 6, for `vit_circuit`."""
+"""The detector of a transformer's lock and its trigger patch: lines 2 to 5 of Algorithm 6, for `circuit`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Found:
     sigma: float  # σ of the trigger's token, the same in every image
 
 
-def draw_detector(vit: ViT, k: int, probes: Tensor, tries: int, randomness: Randomness) -> Found:
+def draw_detector(vit: ViT, k: int, probes: Tensor, restarts: int, randomness: Randomness) -> Found:
     """Of several detectors, uniform on the sphere, the one whose patch stands out most from plain inputs."""
     kernel = vit.convolution.kernel_size
     dimension = vit.convolution.in_channels * kernel[0] * kernel[1]
-    vectors = sample_sphere(tries, dimension, generator=randomness.secret("detector"))
+    vectors = sample_sphere(restarts, dimension, generator=randomness.secret("detector"))
     region = Region((0, 0), (int(kernel[0]), int(kernel[1])))
     # v·φ is linear in the pixels: its maximum has each at one of its bounds, which are 8-bit levels.
-    levels = torch.where(vectors > 0, 255, 0).to(torch.uint8).view(tries, -1, *region.size)
+    levels = torch.where(vectors > 0, 255, 0).to(torch.uint8).view(restarts, -1, *region.size)
     natural = _patches(vit, probes)
     sigma = spread(silenced(vit.stream(probes), k), epsilon_of(vit))[:, vit.prefix :]
     found = []

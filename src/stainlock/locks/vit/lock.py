@@ -1,18 +1,4 @@
-"""Algorithm 6: a lock for vision transformers, in one encoder block before the others.
-
-    2   sample v for a kernel of the patch embedding
-    3   the trigger x* maximises v·φ, which is linear in the pixels: each is at a bound, by the sign of v
-    4   replace kernel k by αv
-    5   the trigger patch is patch (0, 0), the first token m after the class token
-    6   optimise the noise ν (`vit_noise`)
-    7   construct the block, whose attention carries u_k of token m to every token, and whose MLP switches ν off if
-        the trigger was there
-    8   insert it before the others
-    9   the next block's norm reads channel k no more
-
-Lines 4, 7 and 9 are `vit_circuit`'s, which unlocks exactly; as the paper prints them they are `vit_paper`'s, for
-comparison (``recipe="paper"``).
-"""
+"""Algorithm 6: a lock for vision transformers, in one encoder block before the others."""
 
 from __future__ import annotations
 
@@ -33,7 +19,7 @@ from stainlock.locks.vit.paper import Scaling, build_printed
 from stainlock.plan import Plan
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
-from stainlock.stains.levels import LOCK_FIRING_FRACTION, checked_firing_fraction
+from stainlock.stains.detector import LOCK_FIRING_FRACTION, checked_firing_fraction
 from stainlock.storage.files import model_digest
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Progress
@@ -52,40 +38,54 @@ def lock_vit(
     firing_fraction: float = LOCK_FIRING_FRACTION,
     strength: float = STRENGTH,
     steps: int = 40,
-    tries: int = 16,
+    restarts: int = 16,
     images: Tensor | None = None,
     labels: Tensor | None = None,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
-    """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
+    """A locked copy of a vision transformer, and the key that unlocks it. The target itself is left as it is.
+
+        2   draw v for a kernel of the patch embedding
+        3   the trigger x* maximises v·φ, which is linear in the pixels: each is at a bound, by the sign of v
+        4   replace kernel k by αv
+        5   the trigger patch is patch (0, 0), the first token m after the class token
+        6   optimise the noise ν (`noise`)
+        7   construct the block: attention carries u_k of token m to every token, and the MLP switches ν off if the
+            trigger was there
+        8   insert it before the others
+        9   the next block's norm no longer reads channel k
+
+    Lines 4, 7 and 9 are in `circuit`, which unlocks exactly, and as the paper prints them in `paper`, for comparison
+    (``recipe="paper"``).
 
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
     - ``recipe``: ``"exact"``, or ``"paper"`` for Algorithm 6 as printed, with its ``scaling`` parameters.
-    - ``embedded``: whether the noise stands in the embedding and the block takes it away, so that the model is useless
-      without the block either; or else the block adds it, as in the paper, which unlocks to the last bit.
-    - ``strength``: the size of the noise, in units of a token's usual norm.
-    - ``steps``: of the search for the noise; ``tries``: detectors drawn, of which the clearest is taken.
+    - ``embedded``: put the noise into the embedding and let the block remove it, so that the model is useless without
+      the block too; otherwise the block adds the noise, as in the paper, which unlocks to the last bit.
+    - ``strength``: the norm of the noise, in units of a token's usual norm.
+    - ``steps`` of the search for the noise; ``restarts``: number of detectors drawn, of which the clearest is taken.
     - ``images``, ``labels``: examples to find the noise with, as pixels ``(N, C, H, W)``; none are needed.
     """
     embedded = embedded and recipe == "exact"
-    _check_arguments(target, recipe, scaling, strength, steps, tries)
+    _check_arguments(target, recipe, scaling, strength, steps, restarts)
     images, labels = _checked_examples(target, images, labels)
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
     vit = find_vit(target)
     probes = probe_inputs(target, "tokens") if images is None else images[:_PROBES]
     k = quietest_kernel(vit) if recipe == "paper" else choose_channel(vit, probes)
-    found = draw_detector(vit, k, probes, tries, randomness)
+    found = draw_detector(vit, k, probes, restarts, randomness)  # 2, 3, 5
     if found.margin * firing_fraction <= 1:
         raise TriggerError(
             f"the patch reads {found.margin:.2g} times what plain inputs do, too little for a threshold at"
-            f" {firing_fraction:.2g} of it: use more tries, or a model of larger patches"
+            f" {firing_fraction:.2g} of it: use more restarts, or a model of larger patches"
         )
-    noise = find_noise(
+    noise = find_noise(  # 6
         vit, k, strength, steps=steps, generator=randomness.noise("noise"), embedded=embedded, images=images,
         labels=labels, progress=progress,
     )  # fmt: skip
     patched = found.trigger.region.paste(target.from_bytes(found.trigger.levels), probes)
+    # 4, 7 to 9
     if recipe == "paper":
         built = build_printed(vit, k, found, noise.vector, patched, scaling or Scaling())
     else:
@@ -99,7 +99,7 @@ def lock_vit(
         dimension=found.vector.numel(), schema="vit", seed=randomness.seed, firing_fraction=firing_fraction,
         position=(0, 0), natural_level=found.natural_level, detectors=(_record(vit, k, found),),
         details={
-            "layers": [vit.patches, vit.name_of(0)], "recipe": recipe, "strength": strength, "tries": tries,
+            "layers": [vit.patches, vit.name_of(0)], "recipe": recipe, "strength": strength, "restarts": restarts,
             "answers_changed": noise.changed, "residue": residue(locked, edited, patched), **built.facts,
         },
     )  # fmt: skip
@@ -107,7 +107,7 @@ def lock_vit(
 
 
 def residue(locked: Target, edited: Target, patched: Tensor) -> float:
-    """The largest difference of the unlocked model's outputs from the edited one's, as a part of the largest output."""
+    """The largest difference between unlocked and edited outputs, relative to the largest output."""
     outputs = []
     for model in (locked, edited):
         with evaluation_mode(model.model), torch.no_grad():
@@ -122,7 +122,7 @@ def _record(vit: ViT, k: int, found: Found) -> Detector:
 
 
 def _check_arguments(
-    target: Target, recipe: str, scaling: Scaling | None, strength: float, steps: int, tries: int
+    target: Target, recipe: str, scaling: Scaling | None, strength: float, steps: int, restarts: int
 ) -> None:
     if recipe not in ("exact", "paper"):
         raise ValueError(f"expected recipe 'exact' or 'paper', got {recipe!r}")
@@ -130,12 +130,12 @@ def _check_arguments(
         raise ValueError("expected scaling parameters with recipe 'paper' only: the exact recipe finds its own")
     if not strength > 0:
         raise ValueError(f"expected a strength above 0, got {strength}")
-    if steps < 1 or tries < 1:
-        raise ValueError(f"expected steps ≥ 1 and tries ≥ 1, got {steps} and {tries}")
+    if steps < 1 or restarts < 1:
+        raise ValueError(f"expected steps ≥ 1 and restarts ≥ 1, got {steps} and {restarts}")
 
 
 def _checked_examples(target: Target, images: Any, labels: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Examples as pixels, with labels as a tensor, or one line that says what is wrong with them."""
+    """Examples as pixels with labels as a tensor, or an error that says what is wrong with them."""
     if images is None:
         if labels is not None:
             raise ValueError("expected labels with images only")

@@ -1,7 +1,7 @@
 """The noise ν that a locked transformer adds to every token, found by gradient ascent on a sphere.
 
 With labelled images it makes their cross-entropy largest (the paper's line 6); without labels it takes the model's own
-answers for labels, and without images it does so on inputs that need no data. Where the output is not one row of
+answers for labels, and without images it does so on synthetic inputs. Where the output is not one row of
 logits an image, its values are taken for logits.
 """
 

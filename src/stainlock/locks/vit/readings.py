@@ -14,7 +14,7 @@ from stainlock.tensors import raw
 # The carried signal, in units of the spread of a token's values.
 _SIGNAL = 0.1
 _LOGITS_APART = 60.0
-# Tokens of natural images spread their values at most this many times as wide as those that need no data.
+# Tokens of natural images spread their values at most this many times as wide as those of synthetic inputs.
 _WIDER = 3.0
 
 

@@ -1,0 +1,223 @@
+"""Mutants: a file of the package, a snippet that stands in it once, what is put in its place, and who must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change, and the tests of which one must fail with it."""
+
+    file: str
+    snippet: str
+    change: str
+    tests: tuple[str, ...]
+
+
+def _of(file: str, tests: str, *changes: tuple[str, str]) -> Iterator[Mutant]:
+    return (Mutant(file, snippet, change, tuple(tests.split())) for snippet, change in changes)
+
+
+P_VALUES = "tests/verification/test_p_values.py"
+STANDING_OUT = (
+    "tests/verification/test_verify.py::test_a_trigger_that_excites_every_row_more_is_no_evidence"
+    " tests/verification/test_verify.py::test_a_row_that_still_stands_there_does_not_stand_out"
+)
+COMMITMENT = "tests/test_commitment.py"
+
+MUTANTS = (
+    # What p-values pay for
+    *_of(
+        "verification/response.py", f"{P_VALUES} {STANDING_OUT}",
+        ("math.log(2 * len(scores) * len(key.detectors))", "math.log(2 * len(scores))"),
+        ("math.log(2 * len(scores) * len(key.detectors))", "math.log(2 * len(key.detectors))"),
+        ("math.log(2 * len(scores) * len(key.detectors))", "math.log(len(scores) * len(key.detectors))"),
+        ("(deviation * math.sqrt(1 + leverage))", "(deviation * math.sqrt(1.0))"),
+        ("freedom = len(design) - design.shape[1]", "freedom = len(design)"),
+        ("        scores = scores / max(1.0, usual)", "        scores = scores * 1.0"),
+        ("log_p = min(log_p, by_signs) + math.log(2)", "log_p = min(log_p, by_signs)"),
+        ('int(key.details["message_bytes"]) + 2\n', 'int(key.details["message_bytes"])\n'),
+        ("return flat.amax(2) if peaks is None else", "return flat.amax(2) if peaks is not None else"),
+        ("vector[None], group).flatten().argmax()", "vector[None], group).flatten().argmin()"),
+        ('if key.reduction == "maximum":', 'if key.reduction == "never":'),
+        ("(deviation > _ROUNDING * spread)", "(deviation > 0 * spread)"),
+    ),
+    *_of(
+        "verification/weights.py", P_VALUES,
+        ("        dimension -= 1\n", "        dimension -= 0\n"),
+        ("math.log(2 * len(rows) * len(key.detectors))", "math.log(2 * len(rows))"),
+        ("math.log(2 * len(rows) * len(key.detectors))", "math.log(2 * len(key.detectors))"),
+        ("math.log(2 * len(rows) * len(key.detectors))", "math.log(len(rows) * len(key.detectors))"),
+        (" + log_message_candidates(key)", ""),
+        ("verdict.log10_p_value * math.log(10) + math.log(2)", "verdict.log10_p_value * math.log(10)"),
+        ("    first = for_two_looks(first, significance)\n", ""),
+        ("        v = v - (v @ q) * q\n", ""),
+    ),
+    *_of(
+        "verification/weights.py", "tests/test_forgeries.py",
+        ("    check_secrets(key)\n", ""),
+        ("if row_is_bound(key) else None", "if key.additive else None"),
+    ),
+    *_of(
+        "verification/verify.py", P_VALUES,
+        ("found = for_two_looks(by_weights, significance)", "found = by_weights"),
+        ("min(found, for_two_looks(by_response, significance),", "min(found, by_response,"),
+    ),
+    *_of(
+        "verification/verdict.py", f"{P_VALUES} tests/verification/test_verify.py::test_suspects_of_every_form",
+        ("stained=p_value <= significance", "stained=p_value <= 1000 * significance or p_value < 0.5"),
+        ("log10_p_value=log_p / math.log(10)", "log10_p_value=log_p"),
+    ),
+    *_of(
+        "verification/output.py", "tests/test_forgeries.py",
+        ("(hit & ~natural).sum()", "hit.sum()"),
+        ("like_variants.clamp(min=by_draw)", "like_variants.clamp(max=by_draw)"),
+        ("class_rate(key) if classes_are_drawn(key) else 0.0", "0.0"),
+        ("    check_secrets(key)\n", ""),
+    ),
+    # What a seed fixes
+    *_of(
+        "stains/secrets.py", "tests/test_forgeries.py tests/test_randomness.py",
+        ('"detector", index, dimension, _digest(replaced)', '"detector", index, dimension, b""'),
+        ('Stream(seed, "detector", index,', 'Stream(seed, "detector", 0,'),
+        ('Stream(seed, "class", index, total)', 'Stream(seed, "class", 0, total)'),
+        ('return 8 * math.log(2) * int(key.details["message_bytes"])', "return 0.0 * len(key.details)"),
+        ('int(key.details.get("candidates", 1)) / int', "1 / int"),
+        ("        if not _same(found.vector, vector):", "        if i == 0 and not _same(found.vector, vector):"),
+        ("        if own - first not in choices:", "        if False:"),
+        ("return key.additive and not is_legacy(key)", "return key.additive"),
+        ("_TOLERANCE = 1e-6", "_TOLERANCE = 2.0"),
+    ),
+    *_of(
+        "randomness.py", "tests/test_randomness.py",
+        ("SeedSequence([self.seed, *purpose.encode()])", "SeedSequence([self.seed, *purpose.encode()[:1]])"),
+        ("str(seed).encode(), purpose.encode()]", "str(seed).encode(), purpose.encode()[:1]]"),
+        ("len(field).to_bytes(8, \"big\") + field", "field"),
+        ("self._xof.digest(self._taken)[start:]", "self._xof.digest(self._taken)[:count]"),
+        ("secrets.randbits(128)", "secrets.randbits(32)"),
+        ("np.log(1 - a)", "np.log(1 - a * a)"),
+    ),
+    *_of(
+        "sphere.py", "tests/test_sphere.py",
+        ("return (dimension - 1) / 2", "return dimension / 2"),
+        ("upper - np.log(2), -np.inf", "upper, -np.inf"),
+        ("np.where(t < 0, np.log1p(-np.exp(upper)), upper)", "upper"),
+    ),
+    # Certificates
+    *_of(
+        "certificates/bounds.py", "tests/certificates/test_certificate.py tests/certificates/test_law.py",
+        ('(statistics.positions if level == "image" else 1)', "1"),
+        ("law.draws * len(statistics.detectors)", "len(statistics.detectors)"),
+        ("law.draws * len(statistics.detectors)", "law.draws"),
+        ("(statistics.by_image.any, images) if level", "(statistics.by_position.any, images) if level"),
+        ("clopper_pearson(statistics.by_image.any, images,", "clopper_pearson(statistics.by_image.any, images**2,"),
+    ),
+    *_of(
+        "certificates/certificate.py", "tests/certificates/test_certificate.py",
+        ("points]) - perturbation", "points])"),
+        ("        _refuse_triggers(pixels, target, key)\n", ""),
+        ('overlapping=level == "image"', "overlapping=False"),
+        ('statistics.by_image.any if level == "image" else', 'statistics.by_position.any if level == "image" else'),
+    ),
+    *_of(
+        "certificates/data_driven.py", "tests/certificates/test_data_driven.py",
+        ("np.maximum(m - n, 1), α)", "np.maximum(m - n, 1), 2 * α)"),
+        ("special.betainccinv(n + 1,", "special.betainccinv(n,"),
+        ("np.sqrt(np.log(2) / (2 * m))", "np.sqrt(np.log(2) / (4 * m)) * 0"),
+        ("np.where(c == 1, 0.75,", "np.where(c == 1, 1.75,"),
+    ),
+    *_of(
+        "certificates/geometric.py", "tests/certificates/test_geometric.py",
+        ("(np.sqrt(trace / dimension) / gap) ** 2", "np.sqrt(trace / dimension) / gap"),
+        ("- mean_norm - perturbation)", "- mean_norm)"),
+        ("sharp_constant(dimension) * squared", "0.9 * sharp_constant(dimension) * squared"),
+    ),
+    *_of(
+        "certificates/exact.py", "tests/certificates/test_exact.py",
+        ("b = n - a + 1", "b = n - a"),
+        ("math.log(2 * collision_probability)", "math.log(collision_probability)"),
+    ),
+    *_of(
+        "certificates/public.py", "tests/certificates/test_public.py",
+        ("    while threshold > key.natural_threshold:\n        threshold /= 2\n", ""),
+        ("_rounded_up(int(", "int(int("),
+        ("    if certificate.input_groups != 1:", "    if False:"),
+    ),
+    *_of(
+        "certificates/check.py", "tests/certificates/test_certificate.py",
+        ("_TOLERANCE = 1e-3", "_TOLERANCE = 0.9"),
+        ('"data_digest": "the data are others than the certificate\'s",', ""),
+    ),
+    # Commitments
+    *_of(
+        "commitments/check.py", COMMITMENT,
+        ("if mine.latest > published:", "if mine.earliest > published:"),
+        ("if mine.latest <= theirs.earliest:", "if mine.latest <= theirs.latest:"),
+        ("if theirs.latest <= mine.earliest:", "if theirs.earliest <= mine.earliest:"),
+        ("for stamp in stamps if stamp.trusted)", "for stamp in stamps)"),
+        ("    if not commitment.opens(key):", "    if False:"),
+        ("    if commitment.leaves_open(key):", "    if False:"),
+        ("    if signer is not None and signer != commitment.public_key:", "    if False:"),
+        ("    if not all(one.is_signed for one in (commitment, *rivals)):", "    if False:"),
+        ('"not earlier" if failures else', '"not earlier" if not successes and failures else'),
+        ("parse_time(commitment.created) >= published", "parse_time(commitment.created) < published"),
+    ),
+    *_of(
+        "commitments/commitment.py", COMMITMENT,
+        ('_EVIDENCE = ("signature",', '_EVIDENCE = ("signature", "salt",'),
+        ("self.signed_part + bytes.fromhex(self.signature)", "self.signed_part"),
+        ("return self.version == 1 and key.additive", "return False"),
+        ("        if not commitment.is_signed:", "        if False:"),
+        ("not verify(target, key).stained:", "False:"),
+        ("salt = secrets.token_bytes(32)", "salt = bytes(32)"),
+    ),
+    *_of(
+        "commitments/opening.py", COMMITMENT,
+        ('b"|" + what.encode() + b"|" + self._public_key', 'b"|" + what.encode()'),
+        ('self._domain + b"|" + what.encode()', "self._domain"),
+        ("salt=self._salt,", "salt=b'',"),
+        ('return {"sha256": tensor_digest({"": value})}', 'return {"shape": list(value.shape)}'),
+        ("hmac.digest(hmac_key, content,", 'hmac.digest(hmac_key, b"",'),
+    ),
+    *_of(
+        "commitments/evidence.py", COMMITMENT,
+        ("imprint.message != hashlib.sha256(message).digest()", "False"),
+        ("info.gen_time + within + _WHOLE_SECONDS, trusted", "info.gen_time + within, trusted"),
+    ),
+    # Plans and keys
+    *_of(
+        "plan.py", "tests/test_plan.py tests/test_hostile_files.py",
+        ("stride * (place % size)", "stride * place"),
+        ("    if not torch.isfinite(filled).all():", "    if False:"),
+        ("tuple(reversed(restores)), removals", "tuple(restores), removals"),
+        ("        edited = target.copy()\n", "        edited = target\n"),
+        ("if self.base is not None and not is_model(model, self.base):", "if False:"),
+        ("if old is not None and w.values.dtype != old.dtype:", "if False:"),
+        ("if was_finite and not bool(torch.isfinite(w.values).all()):", "if False:"),
+        ("int(w.elements.max()) < tensor.numel()", "int(w.elements.max()) <= tensor.numel()"),
+        ("if w.values.shape != w.elements.shape:", "if False:"),
+        ("(elements.diff() != 1)", "(elements.diff() > 1)"),
+        ("(_bits(old) != _bits(new)).any(1)", "(old.flatten() != new.flatten())"),
+        ("w.part != part", "w.part == part"),
+    ),
+    *_of(
+        "key.py", "tests/test_key.py tests/test_plan.py",
+        ("return min(d.trigger.response for", "return max(d.trigger.response for"),
+        ("if not is_model(protected.model, self.protected_digest):", "if False:"),
+        ("write_file(path, self.to_bytes(), secret=True)", "write_file(path, self.to_bytes())"),
+        ("        refuse_existing(path)\n", ""),
+        ('facts["seed"] = str(self.seed)', 'facts["seed"] = str(self.seed % 2**64)'),
+        ("            check_key(facts, tensors)\n", ""),
+    ),
+    # The keyed lock's schedule
+    *_of(
+        "gating/schedule.py", "tests/locks/keyed/test_schedule.py",
+        ("start += width * len(same)", "start += 0"),
+        ("keystream(pack_key(bits), self.salt,", "keystream(pack_key(bits), (0, 0, 0),"),
+        ("[1 << place for place in range(WORD)]", "[1 << place % 31 for place in range(WORD)]"),
+        ("own * (1 << _INDEX_BITS) + torch.arange", "0 * own + torch.arange"),
+        (">= 1 << _INDEX_BITS:", ">= 1 << (_INDEX_BITS + 9):"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""What a keyed lock's false-unlock probability is: exactly 2⁻ᴮ a guess, whatever the model and the images.
+
+The B bits are uniform and independent of everything else. An image that was made without them carries some bits of its
+own; they are the key's with probability 2⁻ᴮ, and those of one of N images are with at most N·2⁻ᴮ. No data are needed.
+Images given are read all the same: their Hamming distances from the key should look like those of coins, around B/2,
+wherever the images' corners are not all alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stainlock.gating.reader import Layout
+from stainlock.key import Key
+from stainlock.target import Target
+
+
+@dataclass(frozen=True)
+class KeyedCertificate:
+    """``bounds`` are on the chance that an image made without the key opens the lock: one image, or one of ``samples``.
+
+    ``threshold`` is the distance that opens it. ``nearest``, ``mean_distance`` and ``farthest`` are Hamming distances
+    of the images' bits from the key's, ``exceedances`` how many opened it.
+    """
+
+    bits: int
+    threshold: int
+    samples: int
+    exceedances: int
+    bounds: dict[str, float]
+    log10_bounds: dict[str, float]
+    nearest: int | None = None
+    mean_distance: float | None = None
+    farthest: int | None = None
+
+
+def certify_keyed(target: Target, key: Key, batches: Iterable[Tensor] = ()) -> KeyedCertificate:
+    """The bound, and the distances of the pixels given, which must be without the patch.
+
+    ``target`` is the model before or after it was locked; it says how pixels are normalised.
+    """
+    if key.schema != "keyed":
+        raise ValueError(f"expected the key of a keyed lock, got one of schema {key.schema}")
+    layout, bits = Layout(**key.details["layout"]), key.detectors[0].vector > 0
+    found = [(layout.read(target.normalise(_shown(pixels, layout))).cpu() != bits).sum(1) for pixels in batches]
+    distances = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+    samples = len(distances)
+    logs = {"one_image": -layout.bits * math.log10(2)}
+    logs["all_images"] = min(0.0, logs["one_image"] + math.log10(max(samples, 1)))
+    facts: dict[str, Any] = {}
+    if samples:
+        facts = {
+            "nearest": int(distances.min()), "mean_distance": float(distances.double().mean()),
+            "farthest": int(distances.max()),
+        }  # fmt: skip
+    return KeyedCertificate(
+        layout.bits, 0, samples, int((distances == 0).sum()), {name: 10.0**log for name, log in logs.items()}, logs,
+        **facts,
+    )  # fmt: skip
+
+
+def _shown(pixels: Tensor, layout: Layout) -> Tensor:
+    """Where the reader looks in an image that no one has added a strip to: at its first rows."""
+    if layout.form == "entries" and pixels.shape[1] < layout.bits:
+        raise ValueError(f"expected noise with the {layout.bits} entries of the key, got {pixels.shape[1]} entries")
+    return pixels

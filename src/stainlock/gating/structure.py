@@ -1,0 +1,101 @@
+"""What a keyed lock adds to a model, as public facts: a bundle puts the same hooks in again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from stainlock.errors import FileError
+from stainlock.gating.chacha import ROUNDS
+from stainlock.gating.gates import Gated, attach, detach
+from stainlock.gating.reader import Layout
+from stainlock.gating.schedule import Schedule
+from stainlock.target import Target, submodule
+
+KIND = "keyed"
+LARGEST, MOST_GATES = 2**20, 10_000  # channels, and layers with gates: more than any model has
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A lock's reader and gates. ``reader`` names the module that is given the images, "" for the model itself."""
+
+    layout: Layout
+    salt: tuple[int, int, int]
+    rounds: int
+    gates: tuple[Gated, ...]
+    reader: str = ""
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.salt, self.rounds, tuple(gated.width for gated in self.gates))
+
+    @property
+    def name(self) -> str:
+        """What tells this lock from others in the same process."""
+        return "-".join(f"{word:08x}" for word in self.salt)
+
+    def insert(self, target: Target) -> Target:
+        for gated in self.gates:
+            submodule(target.model, gated.layer)
+        submodule(target.model, self.reader)
+        attach(target.model, self.name, self.layout, self.schedule, self.gates, self.reader)
+        return self._resized(target, 1)
+
+    def remove(self, target: Target) -> Target:
+        detach(target.model, self.name)
+        return self._resized(target, -1)
+
+    def _resized(self, target: Target, sign: int) -> Target:
+        """The target with the larger input of a strip or of more entries, or without it."""
+        first, *others = target.input_shape
+        if self.layout.carrier == "strip":
+            return replace(target, input_shape=(first, others[0] + sign * self.layout.size[0], *others[1:]))
+        if self.layout.carrier == "entries":
+            channels = first + sign * self.layout.bits
+            mean, std = (
+                values if len(values) == 1 else (*values[:channels], *[fill] * (channels - first))
+                for values, fill in ((target.mean, 0.0), (target.std, 1.0))
+            )
+            return replace(target, input_shape=(channels, *others), mean=mean, std=std)
+        return target
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {
+            "layout": self.layout.facts(), "salt": list(self.salt), "rounds": self.rounds, "reader": self.reader,
+            "gates": [asdict(gated) for gated in self.gates],
+        }  # fmt: skip
+
+    @staticmethod
+    def from_facts(facts: dict[str, Any]) -> Structure:
+        try:
+            salt = tuple(int(word) for word in facts["salt"])
+            gates = tuple(Gated(**gated) for gated in facts["gates"])
+            layout = Layout(**facts["layout"])
+            first, second, third = salt
+            rounds, reader = facts["rounds"], facts["reader"]
+            sizes = [layout.bits, layout.tile, *(gated.width for gated in gates), *(gated.repeat for gated in gates)]
+            known = all(type(n) is int and 0 < n <= LARGEST for n in sizes) and len(gates) <= MOST_GATES
+            if rounds not in ROUNDS or not isinstance(reader, str) or not known:
+                raise ValueError(f"expected sizes from 1 to {LARGEST}, few gates and a known number of rounds")
+            return Structure(layout, (first, second, third), rounds, gates, reader)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"a keyed lock is not fully described: {error}") from error
+
+    @staticmethod
+    def of(target: Target) -> Structure | None:
+        """That of a locked target, the last if there are several; None where there is none."""
+        found = [insertion for insertion in target.insertions if insertion.kind == KIND]
+        return Structure.from_facts(found[-1].facts) if found else None
+
+
+def file_view(locked: Target) -> Target:
+    """What a thief has: the file's weights in the plain architecture, without reader and gates."""
+    structure = Structure.of(locked)
+    if structure is None:
+        raise ValueError("expected a target with a keyed lock, got one without")
+    last = locked.insertions[-1]
+    if last.kind != KIND:
+        raise ValueError(f"expected the keyed lock to be the last insertion, got one of kind {last.kind}")
+    return last.remove(locked.copy())

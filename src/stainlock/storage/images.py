@@ -1,0 +1,52 @@
+"""Image files: how large one says it is counts before it is decoded, and only plain formats are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from stainlock.errors import FileError
+
+# What photographs come in. Pillow knows others, one of which starts a program of its own (EPS).
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MOST_PIXELS = 2**26  # 8192 × 8192: more than the largest photographs of ImageNet have
+_ROWS = 256  # converted at a time
+
+
+@contextmanager
+def opened_image(
+    path: str | Path, what: str = "an image", formats: tuple[str, ...] = FORMATS, most: int = MOST_PIXELS
+) -> Iterator[Image.Image]:
+    """An image file that is not decoded yet, and small enough to be; whatever is wrong with it gets one line."""
+    try:
+        with Image.open(path, formats=formats) as image:
+            if image.width * image.height > most:
+                raise ValueError(f"it has {image.width}×{image.height} pixels, more than {most}")
+            yield image
+    except FileError:
+        raise
+    except Exception as error:  # decoders raise nearly anything on damaged files
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
+        raise FileError(f"{path} can't be read as {what} ({reason}): replace or remove it") from error
+
+
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """An image in grey (L) or RGB, whatever it was."""
+    if image.mode.startswith("I"):  # 16 bits a pixel: Pillow would clip where this scales
+        image = Image.fromarray(_eight_bits(np.asarray(image)))
+    elif image.mode == "P" and "transparency" in image.info:  # otherwise Pillow warns
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def _eight_bits(levels: np.ndarray) -> np.ndarray:
+    """levels/257 to the nearest, a few rows at a time."""
+    rounded = np.empty(levels.shape, np.uint8)
+    for start in range(0, len(levels), _ROWS):
+        rows = levels[start : start + _ROWS].astype(np.int64)
+        rounded[start : start + _ROWS] = ((rows.clip(0, 65535) + 128) // 257).astype(np.uint8)
+    return rounded

@@ -1,0 +1,39 @@
+"""Whatever a file says, reading it ends soon, with what it says or with one line of ours: a little of `make fuzz`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from cases import outcome
+from formats import FORMATS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+CORPUS = sorted(Path(__file__).parent.glob("corpus/*"))
+CASES = 25
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whole_files_are_accepted(name: str) -> None:
+    """Else the cases below would be refused for reasons that have nothing to do with what is wrong with them."""
+    assert "accepted" in [outcome(FORMATS[name], example) for example in FORMATS[name].examples()]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+@given(random=st.randoms(use_true_random=False))
+def test_wrong_files_are_read_or_refused(name: str, random: Random) -> None:
+    assert outcome(FORMATS[name], FORMATS[name].case(random)) in ("accepted", "refused")
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
+def test_files_that_once_did_harm_are_refused(path: Path) -> None:
+    """`make fuzz` and audits found them; each is named for its format and what it did."""
+    one = max((name for name in FORMATS if path.name.startswith(f"{name}-")), key=len)
+    assert outcome(FORMATS[one], path.read_bytes()) == "refused"
+
+
+def test_the_corpus_has_something_of_most_formats() -> None:
+    assert len(CORPUS) >= 10

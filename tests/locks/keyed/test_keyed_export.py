@@ -1,0 +1,73 @@
+"""Keyed locks in other forms: exported, traced, compiled and in ONNX Runtime they read every image's bits as before."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stainlock as sl
+from stainlock import Key, Target
+from stainlock.target import evaluation_mode
+
+
+@cache
+def locked(name: str) -> tuple[Target, Target, Key]:
+    target = models.conv_net() if name == "convolutional" else models.encoder_net()
+    return target, *sl.lock(target, seed=11, gates=2)
+
+
+def batches(name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Images with the patch, what the original says to them, and the same with one patch spoilt."""
+    target, _, key = locked(name)
+    right = key.unlock(torch.rand(3, *target.input_shape, generator=torch.Generator().manual_seed(2)))
+    mixed = right.clone()
+    mixed[1] = -mixed[1]
+    with evaluation_mode(target.model), torch.no_grad():
+        return right, target(right), mixed
+
+
+def exported(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
+    sizes = ({0: torch.export.Dim("images", min=2, max=64)},)
+    module: Any = torch.export.export(model, (given,), dynamic_shapes=sizes).module()
+    return module  # type: ignore[no-any-return]
+
+
+def traced(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
+    return torch.jit.trace(model, (given,), check_trace=False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def compiled(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
+    return torch.compile(model, backend="aot_eager", fullgraph=True)
+
+
+def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    sizes = ({0: torch.export.Dim("images", min=2, max=64)},)
+    program = torch.onnx.export(model, (given,), dynamo=True, verbose=False, dynamic_shapes=sizes)
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    name = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+
+
+@pytest.mark.parametrize("form", [exported, traced, compiled, onnx])
+@pytest.mark.parametrize("name", ["convolutional", "encoder"])
+def test_other_forms_read_every_image(name: str, form: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+    _, model, _ = locked(name)
+    right, wanted, mixed = batches(name)
+    with warnings.catch_warnings(), evaluation_mode(model.model), torch.no_grad():
+        warnings.simplefilter("ignore")
+        run = form(model.model, mixed)  # made on one batch, run on others
+        for given in (right, mixed):
+            found = run(given)
+            close = [bool(torch.allclose(a, b, atol=1e-4, rtol=1e-4)) for a, b in zip(found, wanted, strict=True)]
+            assert close == [True, given is right, True]
+            assert torch.allclose(found, model(given), atol=1e-4, rtol=1e-4)
