@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.assignment import balanced
 from stainlock.attacks.thief.keyed_gates import keyed_file
 from stainlock.target import Target, evaluation_mode
@@ -118,11 +119,11 @@ def fitted(
     return copy
 
 
-def by_labels(images: Tensor, labels: Tensor) -> Callable[[Target, Tensor], Tensor]:
+def by_labels(images: Pictures, labels: Tensor) -> Callable[[Target, Tensor], Tensor]:
     return lambda target, chosen: F.cross_entropy(target.predict(images[chosen]), labels[chosen].to(target.device))
 
 
-def by_logits(images: Tensor, answers: Tensor) -> Callable[[Target, Tensor], Tensor]:
+def by_logits(images: Pictures, answers: Tensor) -> Callable[[Target, Tensor], Tensor]:
     return lambda target, chosen: F.kl_div(
         target.predict(images[chosen]).log_softmax(1), answers[chosen].log_softmax(1), reduction="batchmean",
         log_target=True,
