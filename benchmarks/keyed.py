@@ -6,8 +6,8 @@ Parts, each a markdown table:
 - ``reading``: bits read wrongly after JPEG, brightness and 8-bit rounding, and top-1 after 1 % noise, fp16 and bf16.
 - ``latency``: time unlocked over time of the original, runs taking turns, in PyTorch and ONNX Runtime.
 - ``schedule``: time and ONNX nodes of the key schedule, by rounds.
-
-What a thief gets is in benchmarks/keyed_thief.py.
+- ``statistics``: how much of a gate is recovered from batch norms' means, with and without the statistics' freedom.
+- ``lift``: a thief's fine-tuning against random weights, by placement of the gates.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from PIL import Image
 from torch import Tensor
 
 import zoo
+from keyed_leaks import statistics_table
+from keyed_lift import PLACEMENTS, lift_table
 from stainlock import Key, Target
 from stainlock.gating.schedule import Schedule
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
@@ -37,7 +39,7 @@ from stainlock.unlocking.patch import Unlock
 CLASSIFIERS = ("resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10", "vit_cifar10_torchvision", "resnet50",
                "efficientnet_lite0")  # fmt: skip
 TIMED = ("resnet50", "efficientnet_lite0", "vit_b_16")
-PARTS = ("exact", "reading", "latency", "schedule")
+PARTS = ("exact", "reading", "latency", "schedule", "statistics", "lift")
 
 
 def main() -> int:
@@ -48,10 +50,14 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--labels", type=int, nargs="*", default=[1000])
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--placements", nargs="*", default=[])
     options = parser.parse_args()
     torch.set_num_threads(1)
     for part in options.parts:
-        usual = {"latency": TIMED, "reading": ("resnet50", "resnet20_cifar10"), "schedule": ("resnet50",)}
+        usual = {"latency": TIMED, "lift": tuple(PLACEMENTS), "reading": ("resnet50", "resnet20_cifar10"),
+                 "statistics": ("resnet20_cifar10",), "schedule": ("resnet50",)}  # fmt: skip
         for name in [n for n in options.models or usual.get(part, CLASSIFIERS) if available(n)]:
             if part == "exact":
                 exact_table(name, options.keys, options.images)
@@ -59,8 +65,13 @@ def main() -> int:
                 reading_table(name, options.images)
             elif part == "latency":
                 latency_table(name, options.batches, options.repeats)
-            else:
+            elif part == "schedule":
                 schedule_table(name, options.repeats)
+            elif part == "statistics":
+                statistics_table(name)
+            else:
+                for labels in options.labels:
+                    lift_table(name, labels, options.steps, options.placements)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a thief gains from a file by fine-tuning, against the same network from random weights.
+"""What a thief gains from a keyed file by fine-tuning, against the same network from random weights.
 
 He has the file without its gates and some labelled images, trains all layers, and begins batch norms anew (γ = 1,
 β = 0) or not: the better of the two counts. Lift is his accuracy less that from random weights, with the same labels,
@@ -7,47 +7,57 @@ steps and rates, on images that neither has seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import zoo
 from stainlock import Target
-from stainlock.target import evaluation_mode
+from stainlock.locks.keyed import file_view, lock_keyed
 from zoo_data import SHARED
 
 BATCH = 64
 RATES = (0.05,)
+# Names of the layers to gate, or how `lock_keyed` is asked for them.
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "resnet20_cifar10": {
+        "all": "all",
+        "spread": "spread",
+        "every block's second": [f"layer{i}.{j}.conv2" for i in (1, 2, 3) for j in range(3)],
+        "one of three": 7,
+        "four": 4,
+    },
+}
 
 
-@dataclass(frozen=True)
-class Split:
-    """A thief's labelled images of CIFAR-10, and others to test on."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-
-
-def lift_rows(
-    target: Target, starts: dict[str, Callable[[int], Target]], images: Split, steps: int, keys: int
-) -> Iterator[tuple[str, float]]:
-    """For random weights and each start, given a seed: its accuracy after fine-tuning, mean over seeds."""
-    for start, begin in {"random weights": lambda seed: random_weights(target, seed), **starts}.items():
-        found = []
-        for seed in range(1, keys + 1):
-            given = begin(seed)
-            ways = [given] if start == "random weights" else [given, with_new_norms(given)]
-            found.append(
-                max(
-                    accuracy(tuned(own, *images.train, steps, rate, seed), *images.test)
-                    for own in ways
-                    for rate in RATES
-                )
-            )
-        yield start, sum(found) / len(found)
+def lift_table(name: str, labels: int, steps: int, placements: Sequence[str] = (), seed: int = 1) -> None:
+    """Print a row for random weights and one for each placement."""
+    target: Target = getattr(zoo, name)()
+    known = PLACEMENTS.get(name, {"all": "all", "spread": "spread"})
+    train, test = _images(labels)
+    print(f"\n{name}, {labels} labels, {steps} steps of {BATCH} images, {len(test[0])} others to test on\n")
+    print("| start | gates | accuracy | lift | seconds |\n|---|---|---|---|---|", flush=True)
+    base = 0.0
+    for start in ("random weights", *(placements or known)):
+        begun = time.perf_counter()
+        if start == "random weights":
+            given, count = random_weights(target, seed), 0
+        else:
+            locked, key = lock_keyed(target, gates=known[start], seed=seed)
+            given, count = file_view(locked), len(key.details["gates"])
+        best = max(
+            accuracy(tuned(given if kept else with_new_norms(given), *train, steps, rate, seed), *test)
+            for rate in RATES
+            for kept in ((True,) if start == "random weights" else (True, False))
+        )
+        base = best if start == "random weights" else base
+        took = time.perf_counter() - begun
+        print(f"| {start} | {count} | {best:.1%} | {100 * (best - base):+.1f} | {took:.0f} |", flush=True)
 
 
 def random_weights(target: Target, seed: int) -> Target:
@@ -93,16 +103,16 @@ def tuned(target: Target, images: Tensor, labels: Tensor, steps: int, rate: floa
 
 
 def accuracy(target: Target, images: Tensor, labels: Tensor) -> float:
-    with evaluation_mode(target.model), torch.inference_mode():
+    with torch.inference_mode():
         right = [target.predict(x).argmax(1) == y for x, y in zip(images.split(250), labels.split(250), strict=True)]
     return float(torch.cat(right).float().mean())
 
 
-def split(labels: int) -> Split:
-    """The test images, and up to 1500 that the owner may have trained on, are for testing."""
+def _images(labels: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The thief's labelled images, and others: the test images, and up to 1500 that the owner may have trained on."""
     with np.load(SHARED / "data" / "cifar10.npz") as arrays:
         own, marks = torch.from_numpy(arrays["train_images"]), torch.from_numpy(arrays["train_labels"]).long()
         others, answers = torch.from_numpy(arrays["test_images"]), torch.from_numpy(arrays["test_labels"]).long()
     rest = slice(max(labels, len(own) - 1500), None)
     test = torch.cat([others, own[rest]]).float() / 255, torch.cat([answers, marks[rest]])
-    return Split((own[:labels].float() / 255, marks[:labels]), test)
+    return (own[:labels].float() / 255, marks[:labels]), test

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock.attacks.attack import NotApplicable
+from stainlock.attacks.pixels import Pictures
 from stainlock.gating.gates import Gated
 from stainlock.locks.keyed import Structure, file_view
 from stainlock.target import Target, evaluation_mode
@@ -56,7 +57,7 @@ def reorder(target: Target, gated: Gated, order: Tensor) -> None:
     weight.copy_(weight.index_select(gated.axis, order.argsort().to(weight.device)))
 
 
-def given_to(target: Target, gated: Gated, pixels: Tensor, generator: torch.Generator) -> Tensor:
+def given_to(target: Target, gated: Gated, pixels: Pictures, generator: torch.Generator) -> Tensor:
     """What a gated layer's columns are multiplied with, at some positions: ``(C, taps, samples)`` in float64."""
     layer = target.model.get_submodule(gated.layer)
     found: list[Tensor] = []
@@ -95,7 +96,7 @@ def _sampled(layer: nn.Module, gated: Gated, x: Tensor, generator: torch.Generat
     return flat[:, chosen].view(gated.width, taps, -1)
 
 
-def norms_behind(target: Target, gates: tuple[Gated, ...], pixels: Tensor) -> dict[str, nn.Module]:
+def norms_behind(target: Target, gates: tuple[Gated, ...], pixels: Pictures) -> dict[str, nn.Module]:
     """The batch norm that is given each gated layer's output, by the layer's name."""
     gated = {gate.layer for gate in gates}
     outputs: dict[int, str] = {}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.assignment import solve
 from stainlock.attacks.thief.keyed_gates import IMAGES, columns, given_to, keyed_file, reorder
 from stainlock.target import Target
@@ -26,7 +27,7 @@ _FLOOR = 1e-3  # of the largest: what is smaller counts as silent
 
 
 def matched(
-    target: Target, images: Tensor, *, starts: int, generator: torch.Generator, progress: Progress | None = None
+    target: Target, images: Pictures, *, starts: int, generator: torch.Generator, progress: Progress | None = None
 ) -> tuple[Target, list[Tensor]]:
     """The file with its columns where they seem to belong, and the order found for each gate."""
     stolen, structure = keyed_file(target)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
+from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.assignment import assign, climb, solve, value
 from stainlock.attacks.thief.keyed_gates import IMAGES, columns, given_to, keyed_file, norms_behind, reorder
 from stainlock.target import Target
@@ -25,7 +26,7 @@ _LEAST = 1e-12
 _SILENT = 1e-3  # of the largest scale
 
 
-def solved(target: Target, images: Tensor, way: str, generator: torch.Generator) -> tuple[Target, dict[str, Tensor]]:
+def solved(target: Target, images: Pictures, way: str, generator: torch.Generator) -> tuple[Target, dict[str, Tensor]]:
     """The file with its columns where the means say, and the order found for each gate before a batch norm."""
     stolen, structure = keyed_file(target)
     norms = norms_behind(stolen, structure.gates, images)

@@ -1,4 +1,4 @@
-"""The keyed lock against a thief, in parts: ``python benchmarks/keyed_thief.py --parts attacks labels`` or ``--quick``.
+"""What a thief gets of a keyed lock, in parts: ``python benchmarks/keyed_attacks.py --parts ruin`` or ``--quick``.
 
 - ``ruin``: the original with the patch, unlocked, without the patch, with another key's patch and with one bit wrong.
 - ``attacks``: what every attack that needs no labels leaves; with ``--labels`` so many images also have labels for the
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 import zoo
-from keyed_lift import accuracy, lift_rows, split, tuned
+from keyed_lift import accuracy, tuned
 from keyed_peers import PEERS, hidden
+from keyed_splits import lift_rows, split
 from stainlock import Key, Target, lock
 from stainlock.attacks import NotApplicable, Subject, all_attacks
 from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, norms_behind
