@@ -33,7 +33,7 @@ from stainlock.tensors import exact, has
 
 Choice = Literal["l1", "outgoing"]
 _LIVE = 0.5
-_NEVER = 8.0  # deviations below the threshold: such a channel is silent for all natural inputs
+_NEVER = 6.0  # deviations below the threshold: such a channel is silent for all natural inputs
 _FIRED = 10.0  # a detector's level, where only its sign matters
 # The power to which estimated variances in a residual stream are raised: of the values tried on ResNet50, the one whose
 # ranking is most like that on natural images.
