@@ -33,6 +33,7 @@ def test_exciting_silent_channels_opens_the_lock() -> None:
     assert case.accuracy(left) >= case.unlocked() - 0.2
 
 
+@pytest.mark.slow
 def test_centring_the_logits_behind_a_patch_makes_up_for_its_level() -> None:
     """Neither opens a lock of gates and biases alone: its signal has to have one level, and a thief's patch another."""
     case = thief.case("efficientnet_lite0", kind="internal", gates=2)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from stainlock import Target, analyse, lock
 from stainlock.locks.parts.route import copied_stream
-from stainlock.network.network import Network
 from stainlock.plan import diff
 from stainlock.target import evaluation_mode
 
@@ -56,7 +55,7 @@ def test_only_a_stream_that_passes_a_relu_as_it_is_is_copied() -> None:
             return self.fc(self.pool(x).flatten(1))  # type: ignore[no-any-return]
 
     def copied(net: nn.Module) -> str | None:
-        network = Network(analyse(Target(net.eval(), (3, 16, 16))))
+        network = analyse(Target(net.eval(), (3, 16, 16)))
         found = copied_stream(network, network.nodes["one"], network.nodes["two"])
         return None if found is None else network.name(found)
 

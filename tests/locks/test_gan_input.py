@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[Callable[[], Target], str]] = {
     "convolution": (lambda: _target(nn.Conv2d(NOISE, 8, 1), NORM), "is read by 0, a Conv2d"),
     "stride": (lambda: _target(nn.ConvTranspose2d(NOISE, 8, 4, 2), NORM, nn.Conv2d(8, 3, 3)), r"stride \(2, 2\)"),
     "no norm": (lambda: _target(FIRST, nn.ReLU(), nn.Conv2d(8, 3, 3)), "no batch norm .* follows 0"),
-    "upsampled": (lambda: _target(FIRST, NORM, nn.Upsample(8), nn.Conv2d(8, 3, 3)), "found Upsample at _2"),
+    "upsampled": (lambda: _target(FIRST, NORM, nn.Upsample(8), nn.Conv2d(8, 3, 3)), "found Upsample at 2"),
     "short": (lambda: _target(FIRST, NORM, nn.Tanh()), "found the model's output after it"),
 }
 

@@ -29,7 +29,7 @@ from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
 from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL, holder
 from stainlock.network.blocks import find_blocks
-from stainlock.network.network import Network, analyse
+from stainlock.network.network import analyse
 from stainlock.plan import diff
 from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
@@ -280,6 +280,7 @@ def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     assert distance(run(replace(base, model=bare), inputs), run(base, inputs)) >= 0.1
 
 
+@pytest.mark.slow
 def test_norms_do_not_reveal_shifts() -> None:
     """Gains can be guessed from the norms of the kernels behind; shifts can't."""
     base = models.real("efficientnet_lite0")
@@ -485,11 +486,11 @@ class Twice(Branches):
 
 
 def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
-    network = Network(analyse(Target(models.seeded(Branches).eval(), (3, 16, 16))))
+    network = analyse(Target(models.seeded(Branches).eval(), (3, 16, 16)))
     first, second = (n for n in network.part.graph.nodes if network.activation(n) is not None)
     assert holder(network, first) == "pair"
     assert holder(network, second) is None  # its readers are in no module but the whole
-    network = Network(analyse(Target(models.seeded(Twice).eval(), (3, 16, 16))))
+    network = analyse(Target(models.seeded(Twice).eval(), (3, 16, 16)))
     first = next(n for n in network.part.graph.nodes if network.activation(n) is not None)
     assert holder(network, first) is None  # called twice
 

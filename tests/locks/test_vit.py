@@ -387,6 +387,7 @@ def test_six_settings_on_a_real_model() -> None:
     assert value["edited"] >= value["original"] - 0.02
 
 
+@pytest.mark.slow
 def test_examples_give_a_noise_that_harms_them_most() -> None:
     """Weak noise does more harm to the images it was found with than noise of that strength found without data."""
     base = models.real(REAL)
