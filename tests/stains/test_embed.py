@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -162,15 +163,22 @@ def test_additive_stains_reach_their_level_too(layer: str) -> None:
     assert float(cosine.abs()) > 1 - 1e-9
 
 
+def first_that_stands_out(target: Target, **options: Any) -> tuple[Target, Key]:
+    """Few detectors of so small a layer stand out on average over a map, and which do depends on the processor."""
+    for seed in range(100):
+        with contextlib.suppress(TriggerError):
+            return stain(target, seed=seed, firing_fraction=0.9, **options)
+    raise AssertionError("none of 100 detectors stands out")
+
+
 @pytest.mark.exact
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "maximum"])
 @pytest.mark.parametrize("layer", ["conv with norm", "conv with bias", "linear", "transformer encoder"])
 def test_other_reductions_reach_their_level(layer: str, reduction: Any, additive: bool) -> None:
-    """Few detectors of so small a layer stand out on average over a map; this seed's does, by a high threshold."""
     build, name = LAYERS[layer]
-    options = {"reduction": reduction, "additive": additive, "seed": 25, "firing_fraction": 0.9}
-    marked, key = stain(double(build(nn.ReLU)), site=name, **options)
+    target = double(build(nn.ReLU))
+    marked, key = first_that_stands_out(target, site=name, reduction=reduction, additive=additive)
     (detector,) = key.detectors
     assert key.reduction == reduction
     assert detector.trigger_level is not None
