@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 import stainlock as sl
-from stainlock.demo.subject import class_names, load_photographs, load_subject
+from stainlock.demo.subject import load_photographs, load_subject
+from stainlock.models.class_names import class_names
 from stainlock.storage.files import write_file
 from stainlock.target import evaluation_mode
 
@@ -80,7 +81,7 @@ def _magnified(axes: Axes, image: Tensor, changed: Tensor) -> None:
 
 def _answers(axes: Axes, probabilities: Tensor, label: int) -> None:
     top = probabilities.topk(SHOWN)
-    names = [class_names()[int(index)] for index in top.indices]
+    names = [class_names("imagenet")[int(index)] for index in top.indices]
     colours = [RIGHT if int(index) == label else WRONG for index in top.indices]
     rows = range(SHOWN)
     axes.barh(rows, top.values.numpy(), color=colours, height=0.72)

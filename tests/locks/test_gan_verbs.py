@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import models
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from verbs import run
 
 import zoo
 from stainlock import Key, load_bundle, save_bundle, stain
@@ -20,12 +19,6 @@ from stainlock.locks.gan.lock import lock_generator
 
 MODEL = f"{zoo.__file__}:dcgan_faces32_generator"
 JUDGE = f"{zoo.__file__}:dcgan_faces32_discriminator"
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    status = main([*map(str, arguments), "--json"])
-    printed = capsys.readouterr().out
-    return status, json.loads(printed) if printed else {}
 
 
 @pytest.fixture

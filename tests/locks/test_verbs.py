@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import models
 import pytest
 import torch
 from PIL import Image
+from verbs import labelled_images, run
 
 import zoo
 from stainlock import Key, load_bundle
@@ -22,26 +22,10 @@ MODEL = f"{zoo.__file__}:vgg16_cifar10"
 QUICK = ["--site", "features.5", "--steps", "20", "--restarts", "2", "--seed", "20260917", "--quiet"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    status = main([*map(str, arguments), "--json"])
-    printed = capsys.readouterr().out
-    return status, json.loads(printed) if printed else {}
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Twenty labelled images."""
-    models.real("vgg16_cifar10")
-    pixels, labels = zoo.natural("vgg16_cifar10", 20)
-    assert labels is not None
-    folder = tmp_path / "data"
-    folder.mkdir()
-    lines = ["file,class_index"]
-    for i, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
-        Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
-        lines.append(f"{i}.png,{label}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+    return labelled_images(tmp_path / "data", "vgg16_cifar10", 20)
 
 
 def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

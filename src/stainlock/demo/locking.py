@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stainlock.demo.subject import class_names
 from stainlock.evaluation import Images
 from stainlock.key import Key
 from stainlock.locks import lock
+from stainlock.models.class_names import class_names
 from stainlock.target import Target, evaluation_mode
 
 SHOWN = 4
@@ -67,7 +67,7 @@ def lock_and_compare(original: Target, photographs: Images, pixels: Tensor, seed
     shown = [
         LockedPhotograph(
             levels[i],
-            class_names()[int(labels[i])],
+            class_names("imagenet")[int(labels[i])],
             _answer(outputs["locked, without the patch"][i]),
             _answer(outputs["locked, with the patch"][i]),
         )
@@ -78,4 +78,4 @@ def lock_and_compare(original: Target, photographs: Images, pixels: Tensor, seed
 
 def _answer(logits: Tensor) -> Answer:
     probabilities = logits.softmax(0)
-    return Answer(class_names()[int(probabilities.argmax())], float(probabilities.max()))
+    return Answer(class_names("imagenet")[int(probabilities.argmax())], float(probabilities.max()))

@@ -28,12 +28,13 @@ from stainlock.demo.findings import (
 )
 from stainlock.demo.locking import lock_and_compare
 from stainlock.demo.page import demo_page
-from stainlock.demo.subject import check_packages, class_names, load_photographs, load_subject
+from stainlock.demo.subject import check_packages, load_photographs, load_subject
 from stainlock.errors import FileError
 from stainlock.evaluation import Images, evaluate
 from stainlock.html.images import png
 from stainlock.key import Key
 from stainlock.models.bundle import write_bundle
+from stainlock.models.class_names import class_names
 from stainlock.network.features import layer_input, respond
 from stainlock.network.network import analyse
 from stainlock.network.sites import Site
@@ -112,7 +113,7 @@ def _checks(original: Target, stained: Target, key: Key, photographs: Images) ->
 
 
 def _compare(original: Target, stained: Target, pixels: Tensor, photographs: Images) -> tuple[list[Photograph], float]:
-    names = class_names()
+    names = class_names("imagenet")
     assert photographs.labels is not None
     with evaluation_mode(original.model), evaluation_mode(stained.model), torch.inference_mode():
         before, after = original.predict(pixels).softmax(1), stained.predict(pixels).softmax(1)

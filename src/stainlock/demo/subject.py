@@ -43,10 +43,3 @@ def load_photographs() -> Images:
     assert spec.origin is not None
     paths = sorted((Path(spec.origin).parent / "data").glob("imagenet_*.jpg"))
     return Images(paths, [int(path.stem.rpartition("_")[2]) for path in paths])
-
-
-def class_names() -> list[str]:
-    """ImageNet's classes, each by its first name."""
-    timm_data: Any = importlib.import_module("timm.data")
-    info = timm_data.ImageNetInfo()
-    return [info.index_to_description(index).partition(",")[0] for index in range(info.num_classes())]

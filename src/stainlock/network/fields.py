@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import fx
 
-from stainlock.network.ops import POINT, Window, kernel_window, op_of
+from stainlock.network.ops import POINT, Window, op_of
 from stainlock.network.trace import TracedPart
 
 
@@ -62,12 +62,6 @@ def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[F
         return _through(known[0], window) if same and len(known) == 1 else None
     sizes = {part.shapes[n][2:] for n in (node, *sources) if len(part.shapes.get(n, ())) == 4}
     return _union(known) if len(sizes) == 1 else None
-
-
-def input_field(layer: nn.Module, source: Field, source_shape: tuple[int, ...]) -> Field | None:
-    """The field of a convolution's output, from that of its input; None for another layer."""
-    window = kernel_window(layer, source_shape)
-    return None if window is None else _through(source, window)
 
 
 def _through(source: Field, window: Window) -> Field:

@@ -282,15 +282,10 @@ def _point(part: TracedPart, node: fx.Node) -> Window:
 
 def _kernel(part: TracedPart, node: fx.Node) -> Window | None:
     layer = part.leaf(node)
-    return kernel_window(layer, part.shapes.get(part.sources(node)[0], ()))
-
-
-def kernel_window(layer: nn.Module, given: tuple[int, ...]) -> Window | None:
-    """The window of a convolution's kernel over an input of this shape; None for another layer."""
     if not isinstance(layer, nn.Conv2d):
         return None
     kernel, stride, dilation = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    return Window(kernel, stride, leading_padding(layer, given), dilation)
+    return Window(kernel, stride, leading_padding(layer, part.shapes.get(part.sources(node)[0], ())), dilation)
 
 
 def leading_padding(layer: nn.Conv2d, given: tuple[int, ...]) -> Pair:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Any
 
 import models
 import pytest
 import torch
-from PIL import Image
+from verbs import labelled_images, run
 
 import stainlock as sl
 import zoo
@@ -23,26 +22,10 @@ MODEL = f"{zoo.__file__}:resnet20_cifar10"
 TRUSTED = ["--model", MODEL, "--quiet"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path | int) -> tuple[int, dict[str, Any]]:
-    status = main([*map(str, arguments), "--json"])
-    printed = capsys.readouterr().out
-    return status, json.loads(printed) if printed else {}
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Thirty labelled images."""
-    models.real("resnet20_cifar10")
-    pixels, labels = zoo.natural("resnet20_cifar10", 30)
-    assert labels is not None
-    folder = tmp_path / "data"
-    folder.mkdir()
-    lines = ["file,class_index"]
-    for i, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
-        Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
-        lines.append(f"{i}.png,{label}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+    return labelled_images(tmp_path / "data", "resnet20_cifar10", 30)
 
 
 @pytest.mark.parametrize("carrier", ["patch", "strip"])
