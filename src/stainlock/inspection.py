@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stainlock.errors import SiteError, StainlockError
+from stainlock.errors import SiteError
 from stainlock.locks.parts.placement import Demand, lock_sites
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
@@ -46,9 +46,7 @@ def _recommended(network: Network) -> str | None:
 
 def _locks(network: Network) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = dict.fromkeys(network.sites, ())
-    try:
-        network.part  # noqa: B018 (it must trace whole)
-    except StainlockError:
+    if not network.is_whole:
         return found
     for kind, demand in (("internal", Demand(to_logits=True)), ("squeeze-excite", Demand(to_logits=False, gates=1))):
         for site in lock_sites(network, demand):

@@ -64,10 +64,15 @@ class Network:
             f"no site {name!r}; {'did you mean ' + ', '.join(close) if close else 'see stainlock inspect'}?"
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the network traced as one graph."""
+        return len(self.parts) == 1 and self.parts[0].name == self.target.part
+
     @cached_property
     def part(self) -> TracedPart:
         """The whole network as one graph; `ModelError` where it does not trace."""
-        if len(self.parts) != 1 or self.parts[0].name != self.target.part:
+        if not self.is_whole:
             problem = tracing_problem(self.target.traced)
             raise ModelError(
                 f"a lock follows its signal through {self.target.part or 'the network'}, so that must trace with"
