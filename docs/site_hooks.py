@@ -87,9 +87,8 @@ def _reference() -> str:
         "Classes": [name for name in things if name in classes],
         "Errors": [name for name in things if name in errors],
     }
-    page = (
-        "# Python reference\n\nEverything here is in the package itself: `import stainlock as sl`, then `sl.stain`.\n"
-    )
+    session = "::: stainlock\n    options: { members: false, show_root_heading: false, show_root_toc_entry: false }\n"
+    page = f"# Python reference\n\n{session}"
     for title, names in sections.items():
         page += f"\n## {title}\n"
         for name in names:

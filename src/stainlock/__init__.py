@@ -2,6 +2,19 @@
 
 The functions here carry the names of the command line's verbs. ``import stainlock`` itself imports next to nothing: a
 name's module, and torch with it, is loaded when the name is first used.
+
+Examples in docstrings start from this session, and from a folder ``photographs`` with four small images and a
+``labels.csv``:
+
+>>> import torch, stainlock as sl
+>>> from torch import nn
+>>> stem = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+>>> body = [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+>>> model = nn.Sequential(*stem, *body, nn.Linear(64, 10)).eval()
+>>> target = sl.Target(model, input_shape=(3, 32, 32))
+>>> stained, key = sl.stain(target)
+>>> locked, lock_key = sl.lock(target)
+>>> images, labels = torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
 """
 
 from __future__ import annotations

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 
 class StainlockError(Exception):
-    """Base class: the command line prints its message and exits with status 2."""
+    """Base class: the command line prints its message and exits with status 2.
+
+    >>> try:
+    ...     sl.Key.load("nowhere.key")
+    ... except sl.StainlockError as error:
+    ...     print(error)
+    can't read key file nowhere.key: No such file or directory
+    """
 
 
 class ModelError(StainlockError):
-    """A model, or its weights, can't be loaded or handled."""
+    """A model, or its weights, can't be loaded or handled.
+
+    >>> sl.analyse(sl.Target(torch.nn.ReLU(), (3, 8, 8)))
+    Traceback (most recent call last):
+    stainlock.errors.ModelError: ReLU has no Linear, Conv2d or ConvTranspose2d that can be reached by tracing
+    """
 
 
 class UnsupportedOp(ModelError):
-    """A node of the traced graph has no op rule; nothing is guessed about it."""
+    """A node of the traced graph has no op rule; nothing is guessed about it.
+
+    >>> error = sl.UnsupportedOp("roll", "torch.roll", "name a part of the model without it")
+    >>> error.node, str(error)
+    ('roll', 'no rule for operation torch.roll at node roll: name a part of the model without it')
+    """
 
     def __init__(self, node: str, op: str, advice: str) -> None:
         super().__init__(f"no rule for operation {op} at node {node}: {advice}")
@@ -20,16 +37,37 @@ class UnsupportedOp(ModelError):
 
 
 class SiteError(StainlockError):
-    """A site does not exist, or can't carry what was asked of it."""
+    """A site does not exist, or can't carry what was asked of it.
+
+    >>> sl.stain(target, site="1")
+    Traceback (most recent call last):
+    stainlock.errors.SiteError: 1 is a BatchNorm2d: expected a Linear, Conv2d or ConvTranspose2d...
+    """
 
 
 class TriggerError(StainlockError):
-    """No trigger could be found that stands out from natural inputs."""
+    """No trigger could be found that stands out from natural inputs.
+
+    >>> dead = target.copy()
+    >>> _ = dead.model[0].weight.data.zero_()
+    >>> sl.stain(dead, site="3")
+    Traceback (most recent call last):
+    stainlock.errors.TriggerError: ...
+    """
 
 
 class FileError(StainlockError):
-    """A key, bundle, delta or data folder is missing, damaged, or not what it should be."""
+    """A key, bundle, delta or data folder is missing, damaged, or not what it should be.
+
+    >>> sl.load_bundle("nowhere")
+    Traceback (most recent call last):
+    stainlock.errors.FileError: nowhere is not a bundle, it has no stainlock.json
+    """
 
 
 class SweepError(StainlockError):
-    """A unit of a sweep failed, or its workers can't be had."""
+    """A unit of a sweep failed, or its workers can't be had.
+
+    >>> issubclass(sl.SweepError, sl.StainlockError)
+    True
+    """

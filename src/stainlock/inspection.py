@@ -15,7 +15,12 @@ from stainlock.target import Target
 @dataclass(frozen=True)
 class Inspection:
     """What `inspect` finds: ``sites``, the usable ones first, the name of the one `stain` would choose, and for each
-    site the kinds of lock whose signal finds a way from there."""
+    site the kinds of lock whose signal finds a way from there.
+
+    >>> found = sl.inspect(target)
+    >>> found.recommended in found.network.sites
+    True
+    """
 
     network: Network
     sites: tuple[Site, ...]

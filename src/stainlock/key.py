@@ -47,7 +47,11 @@ class Detector:
 
 @dataclass(frozen=True)
 class Key:
-    """Everything the owner keeps: whoever has it can prove, find and remove the stain."""
+    """Everything the owner keeps: whoever has it can prove, find and remove the stain.
+
+    >>> key.kind, lock_key.kind
+    ('stain', 'lock')
+    """
 
     kind: str
     site: str
@@ -70,21 +74,40 @@ class Key:
 
     @property
     def trigger_response(self) -> float:
-        """R of the weakest trigger."""
+        """R of the weakest trigger.
+
+        >>> key.trigger_response == min(detector.trigger.response for detector in key.detectors)
+        True
+        """
         return min(d.trigger.response for d in self.detectors)
 
     @property
     def natural_threshold(self) -> float:
-        """The response above which a detector fires."""
+        """The response above which a detector fires.
+
+        >>> 0 < key.natural_threshold < key.trigger_response
+        True
+        """
         return self.firing_fraction * self.trigger_response
 
     def check_stain(self, purpose: str) -> None:
-        """A lock's detector is the best of several and partly fixed: bounds for a uniform one don't hold for it."""
+        """A lock's detector is the best of several and partly fixed: bounds for a uniform one don't hold for it.
+
+        >>> lock_key.check_stain("verify")
+        Traceback (most recent call last):
+        ValueError: expected a stain's key to verify with, got a lock's
+        """
         if self.kind != "stain":
             raise ValueError(f"expected a stain's key to {purpose} with, got a {self.kind}'s")
 
     def matches(self, target: Target) -> str | None:
-        """None where the target takes the same inputs, else what differs."""
+        """None where the target takes the same inputs, else what differs.
+
+        >>> key.matches(target) is None
+        True
+        >>> key.matches(sl.Target(model, (3, 64, 64)))
+        "input_shape is (3, 64, 64), the key's is (3, 32, 32)"
+        """
         for name, mine in self.conventions.items():
             theirs = getattr(target, name)
             if (list(theirs) if isinstance(theirs, tuple) else theirs) != (
@@ -94,7 +117,11 @@ class Key:
         return None
 
     def original(self, protected: Target) -> Target:
-        """The model before it was stained or locked, bit for bit."""
+        """The model before it was stained or locked, bit for bit.
+
+        >>> torch.equal(key.original(stained).predict(images), target.predict(images))
+        True
+        """
         self._check_protected(protected)
         return self.revert.apply(protected)
 
@@ -103,13 +130,22 @@ class Key:
 
         Batch norms' statistics stay where the lock has put them: the function is the same. Whoever has the file may
         have left reader and gates out already.
+
+        >>> opened = lock_key.opened(locked)
+        >>> torch.allclose(opened.predict(images), target.predict(images), atol=1e-5)
+        True
         """
         self._check_keyed()
         has_gates = suspect.insertions[-1:] == self.revert.removals
         return replace(self.revert, writes=(), removals=self.revert.removals if has_gates else ()).apply(suspect)
 
     def opened_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same for bare weights."""
+        """The same for bare weights, such as those of a file whose model can't be built.
+
+        >>> opened = lock_key.opened_weights(locked.model.state_dict())
+        >>> torch.equal(opened["3.weight"], target.model.state_dict()["3.weight"])
+        True
+        """
         self._check_keyed()
         return self.revert.reordered(weights)
 
@@ -118,7 +154,11 @@ class Key:
             raise ValueError(f"expected the key of a keyed lock, got one of schema {self.schema}")
 
     def edited(self, locked: Target) -> Target:
-        """The paper's edited model: everything of the lock but its disruptor. A keyed lock edits nothing else."""
+        """The paper's edited model: everything of the lock but its disruptor. A keyed lock edits nothing else.
+
+        >>> torch.equal(lock_key.edited(locked).predict(images), target.predict(images))
+        True
+        """
         self.check_lock()
         self._check_protected(locked)
         if self.schema == "keyed":
@@ -131,34 +171,68 @@ class Key:
 
     @property
     def carrier(self) -> str:
-        """Where the trigger is: a ``patch`` in the image's corner, a ``strip`` above it, ``entries`` behind noise."""
+        """Where the trigger is: a ``patch`` in the image's corner, a ``strip`` above it, ``entries`` behind noise.
+
+        >>> lock_key.carrier
+        'patch'
+        """
         layout: dict[str, str] = self.details.get("layout", {})
         return layout.get("carrier", "entries" if self.schema == "gan" else "patch")
 
     def check_lock(self) -> None:
-        """Refuse, with one clear line, to unlock by a key that is not a lock's."""
+        """Refuse, with one clear line, to unlock by a key that is not a lock's.
+
+        >>> key.check_lock()
+        Traceback (most recent call last):
+        ValueError: expected a lock's key, got a stain's: it has nothing to unlock
+        """
         if self.kind != "lock":
             raise ValueError(f"expected a lock's key, got a {self.kind}'s: it has nothing to unlock")
 
     def unlock(self, images: Tensor) -> Tensor:
-        """The input that unlocks the model: see `stainlock.unlock`."""
+        """The input that unlocks the model: see `stainlock.unlock`.
+
+        >>> locked(lock_key.unlock(images)).shape
+        torch.Size([4, 10])
+        """
         return unlock(images, self)
 
     def unlock_detector(self, detector: Target) -> Target:
-        """An object detector that unlocks itself for images of any size: see `stainlock.unlock_detector`."""
+        """An object detector that unlocks itself for images of any size: see `stainlock.unlock_detector`.
+
+        >>> lock_key.unlock_detector(locked)
+        Traceback (most recent call last):
+        stainlock.errors.ModelError: expected a detector with a transform like torchvision's, got Sequential: ...
+        """
         return unlock_detector(detector, self)
 
     def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
-        """A transform for the end of a client's pipeline: see `stainlock.unlocking.unlock_transform`."""
+        """A transform for the end of a client's pipeline: see `stainlock.unlocking.unlock_transform`.
+
+        >>> prepare = lock_key.unlock_transform()
+        >>> torch.equal(prepare(images), lock_key.unlock(images))
+        True
+        """
         return unlock_transform(self, normalise=normalise)
 
     def save(self, path: str | Path) -> None:
-        """Write a new key file, readable by its owner alone."""
+        """Write a new key file, readable by its owner alone.
+
+        >>> key.save("owner.key")
+        >>> key.save("owner.key")
+        Traceback (most recent call last):
+        stainlock.errors.FileError: owner.key exists already: choose another path or remove it
+        """
         path = Path(path)
         refuse_existing(path)
         write_file(path, self.to_bytes(), secret=True)
 
     def to_bytes(self) -> bytes:
+        """The content of the file that `save` writes.
+
+        >>> key.to_bytes() == key.to_bytes()
+        True
+        """
         plan_facts, tensors = self.revert.to_tensors("revert.")
         facts: dict[str, Any] = {
             f.name: getattr(self, f.name)
@@ -186,6 +260,12 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
+        """Read a key file; one that is damaged is a `FileError`.
+
+        >>> key.save("owner.key")
+        >>> sl.verify(stained, sl.Key.load("owner.key")).stained
+        True
+        """
         facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
             check_key(facts, tensors)

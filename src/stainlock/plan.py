@@ -92,6 +92,11 @@ class Plan:
 
     ``insertions`` come before the writes, ``removals`` after them: what undoes a plan takes out what it put in.
     ``permutations`` reorder whole parameters, which no write may touch: undoing them needs none of the values.
+
+    >>> plan = sl.diff(target, stained)
+    >>> models_agree = torch.equal(plan.apply(target).predict(images), stained.predict(images))
+    >>> models_agree, plan.elements < 1000
+    (True, True)
     """
 
     writes: tuple[Write, ...] = ()
@@ -108,7 +113,13 @@ class Plan:
         return replace(self, writes=(*self.writes, *other))
 
     def then(self, later: Plan) -> Plan:
-        """This plan and a later one as one; whatever was put in must be in before the first write."""
+        """This plan and a later one as one; whatever was put in must be in before the first write.
+
+        >>> there = sl.diff(target, stained)
+        >>> back = there.inverse(target)
+        >>> torch.equal(there.then(back).apply(target).predict(images), target.predict(images))
+        True
+        """
         if later.insertions or self.removals:
             raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
         permutations = (*self.permutations, *later.permutations)
@@ -116,21 +127,39 @@ class Plan:
 
     @property
     def elements(self) -> int:
-        """How many different elements are written."""
+        """How many different elements are written.
+
+        >>> sl.diff(target, target).elements
+        0
+        """
         return sum(
             len(torch.cat([w.elements for w in self.writes if w.parameter == name]).unique())
             for name in {w.parameter for w in self.writes}
         )
 
     def without(self, part: str) -> Plan:
+        """Everything but the writes of one part.
+
+        >>> {write.part for write in key.revert.without("detector").writes} & {"detector"}
+        set()
+        """
         return replace(self, writes=tuple(w for w in self.writes if w.part != part))
 
     def only(self, part: str) -> Plan:
-        """The writes of one part, which leave the structure as it is."""
+        """The writes of one part, which leave the structure as it is.
+
+        >>> {write.part for write in key.revert.only("detector").writes}
+        {'detector'}
+        """
         return Plan(tuple(w for w in self.writes if w.part == part), self.base)
 
     def apply(self, target: Target) -> Target:
-        """An edited deep copy; the target given stays as it is."""
+        """An edited deep copy; the target given stays as it is.
+
+        >>> restored = key.revert.apply(stained)
+        >>> torch.equal(restored.predict(images), target.predict(images))
+        True
+        """
         edited = target.copy()
         edited = insert_all(edited, self.insertions, _GROWTH * state_size(edited.model) + _ROOM)
         self.write_into(edited.model)
@@ -139,7 +168,13 @@ class Plan:
         return edited
 
     def write_into(self, model: nn.Module) -> None:
-        """Write into this model itself, whose structure must be that of the writes."""
+        """Write into this model itself, whose structure must be that of the writes.
+
+        >>> mine = target.copy()
+        >>> sl.diff(target, stained).write_into(mine.model)
+        >>> torch.equal(mine.predict(images), stained.predict(images))
+        True
+        """
         self._check(model)
         state = _state(model)
         with torch.no_grad():
@@ -152,7 +187,12 @@ class Plan:
                 tensor.copy_(tensor.index_select(p.axis, p.order.to(tensor.device)))
 
     def reordered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Bare weights, of whatever they have, in the order of the permutations."""
+        """Bare weights, of whatever they have, in the order of the permutations.
+
+        >>> weights = sl.diff(target, locked).reordered(target.model.state_dict())
+        >>> torch.equal(weights["3.weight"], locked.model.state_dict()["3.weight"])
+        True
+        """
         result = dict(weights)
         for p in self.permutations:
             if p.parameter in result and result[p.parameter].shape[p.axis : p.axis + 1] == (len(p.order),):
@@ -160,7 +200,13 @@ class Plan:
         return result
 
     def inverse(self, target: Target) -> Plan:
-        """The plan that restores what this one overwrites, bit for bit; it is made before applying."""
+        """The plan that restores what this one overwrites, bit for bit; it is made before applying.
+
+        >>> plan = sl.diff(target, stained)
+        >>> restored = plan.inverse(target).apply(plan.apply(target))
+        >>> torch.equal(restored.predict(images), target.predict(images))
+        True
+        """
         prepared = replace(self, writes=(), removals=(), permutations=()).apply(target) if self.insertions else target
         self._check(prepared.model)
         state = _state(prepared.model)
@@ -200,7 +246,12 @@ class Plan:
                 )
 
     def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The plan as JSON facts and named tensors, for files."""
+        """The plan as JSON facts and named tensors, for files.
+
+        >>> facts, tensors = sl.diff(target, stained).to_tensors()
+        >>> sorted(facts)
+        ['insertions', 'permutations', 'removals', 'writes']
+        """
         facts = {
             "writes": [{"parameter": w.parameter, "part": w.part} for w in self.writes],
             "insertions": [insertion.to_json() for insertion in self.insertions],
@@ -219,7 +270,12 @@ class Plan:
 
     @staticmethod
     def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
-        """What `to_tensors` made; ValueError, KeyError or TypeError where it makes no sense."""
+        """What `to_tensors` made; ValueError, KeyError or TypeError where it makes no sense.
+
+        >>> plan = sl.diff(target, stained)
+        >>> sl.Plan.from_tensors(*plan.to_tensors()).elements == plan.elements
+        True
+        """
         check_writes(facts, tensors, prefix)
         check_permutations(facts, tensors, prefix)
         writes = [
@@ -234,15 +290,31 @@ class Plan:
         return Plan(tuple(writes), insertions=insertions, removals=removals, permutations=permutations)
 
     def save(self, path: str | Path) -> None:
-        """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret."""
+        """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret.
+
+        >>> sl.diff(target, stained).save("delta")
+        >>> torch.equal(sl.apply(target, "delta").predict(images), stained.predict(images))
+        True
+        """
         write_file(Path(path), self.to_bytes(), secret=True)
 
     def to_bytes(self) -> bytes:
+        """The content of the file that `save` writes.
+
+        >>> len(sl.diff(target, stained).to_bytes()) < 20_000
+        True
+        """
         facts, tensors = self.to_tensors()
         return pack("delta", DELTA_VERSION, {**facts, "base": self.base}, tensors)
 
     @staticmethod
     def load(path: str | Path) -> Plan:
+        """Read a delta; one that is damaged is a `FileError`.
+
+        >>> sl.diff(target, stained).save("delta")
+        >>> sl.Plan.load("delta").elements == sl.diff(target, stained).elements
+        True
+        """
         facts, tensors = unpack(
             Path(path), "delta", DELTA_VERSION, {1: lambda first: first | {"insertions": [], "removals": []}}
         )
@@ -257,7 +329,12 @@ class Plan:
         return plan
 
     def check_base(self, model: nn.Module) -> None:
-        """Refuse to build on any model but the one the plan was made for, and to write what it can't hold."""
+        """Refuse to build on any model but the one the plan was made for, and to write what it can't hold.
+
+        >>> sl.diff(target, stained).check_base(stained.model)
+        Traceback (most recent call last):
+        stainlock.errors.FileError: this delta was made for another base model: their digests differ
+        """
         if self.base is not None and not is_model(model, self.base):
             raise FileError("this delta was made for another base model: their digests differ")
         state = _state(model)
@@ -317,7 +394,11 @@ def apply(base: Target, delta: Plan | str | Path) -> Target:
 
 
 def diff(base: Target, changed: Target) -> Plan:
-    """The plan that turns ``base`` into ``changed``: the blocks put in since, and every value that differs."""
+    """The plan that turns ``base`` into ``changed``: the blocks put in since, and every value that differs.
+
+    >>> sl.diff(target, stained).base == sl.diff(target, locked).base
+    True
+    """
     known = len(base.insertions)
     if changed.insertions[:known] != base.insertions:
         raise ModelError("the models differ in structure: the base has blocks that the other has not")

@@ -34,6 +34,10 @@ class Target:
     detectors do; mean and std are then what the part sees. ``extra_inputs`` are passed to the model after the image, as
     they are: the timestep of a diffusion model, say. ``reference`` says how to build the architecture again, and
     ``insertions`` what a lock has put into it since.
+
+    >>> target = sl.Target(model, input_shape=(3, 32, 32), mean=(0.5,), std=(0.25,))
+    >>> target.predict(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
     """
 
     model: nn.Module
@@ -74,6 +78,9 @@ class Target:
 
         ``weights`` and ``seed`` are for a library's or a factory's model. Of a bundle, ``model`` and ``trust_code``
         say where code that builds its model may come from: none is run unasked.
+
+        >>> sl.Target.from_reference("torchvision:squeezenet1_1?num_classes=10", weights="random").input_shape
+        (3, 224, 224)
         """
         from stainlock.models.references import load_reference
 
@@ -87,22 +94,49 @@ class Target:
         return self.model(inputs, *self.extra_inputs)
 
     def with_model(self, model: nn.Module) -> Target:
+        """The same pixel conventions for another model of this kind.
+
+        >>> half = target.with_model(target.copy().model.half())
+        >>> half.dtype, half.input_shape == target.input_shape
+        (torch.float16, True)
+        """
         return replace(self, model=model)
 
     def copy(self) -> Target:
-        """The same target around a deep copy of the model."""
+        """The same target around a deep copy of the model.
+
+        >>> mine = target.copy()
+        >>> _ = mine.model[-1].weight.data.zero_()
+        >>> bool(target.model[-1].weight.any())
+        True
+        """
         return self.with_model(copy.deepcopy(self.model))
 
     @property
     def traced(self) -> nn.Module:
+        """The module that is analysed: the model, or its ``part``.
+
+        >>> target.traced is target.model
+        True
+        """
         return self.model.get_submodule(self.part)
 
     @property
     def device(self) -> torch.device:
+        """Where the model's parameters are.
+
+        >>> target.device
+        device(type='cpu')
+        """
         return self._first_parameter().device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of the model's parameters.
+
+        >>> target.dtype
+        torch.float32
+        """
         return self._first_parameter().dtype
 
     def _first_parameter(self) -> Tensor:
@@ -110,7 +144,12 @@ class Target:
         return next(self.model.parameters(), torch.empty(0))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels ``(N, *input_shape)`` to the model's input, on the model's device and dtype."""
+        """Pixels ``(N, *input_shape)`` to the model's input, on the model's device and dtype.
+
+        >>> centred = sl.Target(model, (3, 32, 32), mean=(0.5,), std=(0.25,))
+        >>> float(centred.normalise(torch.ones(1, 3, 32, 32)).mean())
+        2.0
+        """
         pixels = pixels.to(self.device, self.dtype)
         extra_axes = (1,) * (len(self.input_shape) - 1)
         mean = pixels.new_tensor(self.mean).view(-1, *extra_axes)
@@ -118,20 +157,37 @@ class Target:
         return (pixels - mean) / std
 
     def predict(self, pixels: Tensor) -> Any:
-        """The model's output for pixels."""
+        """The model's output for pixels.
+
+        >>> torch.equal(target.predict(images), target(target.normalise(images)))
+        True
+        """
         return self(pixels.to(self.device, self.dtype) if self.normalises else self.normalise(pixels))
 
     def run_traced(self, pixels: Tensor) -> Any:
-        """The output for pixels of the part that is analysed; without a part, the model's."""
+        """The output for pixels of the part that is analysed; without a part, the model's.
+
+        >>> stem = sl.Target(model, (3, 32, 32), part="0")
+        >>> stem.run_traced(images).shape
+        torch.Size([4, 32, 32, 32])
+        """
         return self.traced(self.normalise(pixels)) if self.part else self.predict(pixels)
 
     def from_bytes(self, levels: Tensor) -> Tensor:
-        """8-bit values to pixels: 0 is the lower bound, 255 the upper."""
+        """8-bit values to pixels: 0 is the lower bound, 255 the upper.
+
+        >>> target.from_bytes(torch.tensor([0, 255], dtype=torch.uint8))
+        tensor([0., 1.])
+        """
         low, high = self.bounds
         return low + levels.to(torch.float32) * ((high - low) / 255)
 
     def to_bytes(self, pixels: Tensor) -> Tensor:
-        """Pixels to the nearest 8-bit values."""
+        """Pixels to the nearest 8-bit values.
+
+        >>> target.to_bytes(torch.tensor([0.0, 0.5, 1.0]))
+        tensor([  0, 128, 255], dtype=torch.uint8)
+        """
         low, high = self.bounds
         return ((pixels - low) * (255 / (high - low))).round().clamp(0, 255).to(torch.uint8)
 

@@ -31,18 +31,32 @@ _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
 
 @dataclass(frozen=True)
 class Trigger:
-    """An optimised input, rounded to 8 bits: a patch, its place, and the detector's response to it."""
+    """An optimised input, rounded to 8 bits: a patch, its place, and the detector's response to it.
+
+    >>> trigger = key.detectors[0].trigger
+    >>> trigger.levels.dtype, trigger.response == key.trigger_response
+    (torch.uint8, True)
+    """
 
     levels: Tensor
     region: Region
     response: float
 
     def image(self, target: Target) -> Tensor:
-        """The whole input as 8-bit levels: the patch in its place, mid-grey around it."""
+        """The whole input as 8-bit levels: the patch in its place, mid-grey around it.
+
+        >>> key.detectors[0].trigger.image(target).shape
+        torch.Size([3, 32, 32])
+        """
         canvas = torch.full(target.input_shape, 128, dtype=torch.uint8)
         return self.region.paste(self.levels, canvas)
 
     def pixels(self, target: Target) -> Tensor:
+        """The whole input as pixels, a batch of one.
+
+        >>> stained.predict(key.detectors[0].trigger.pixels(target)).shape
+        torch.Size([1, 10])
+        """
         return target.from_bytes(self.image(target))[None]
 
 

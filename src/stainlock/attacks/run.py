@@ -56,6 +56,12 @@ def attack(
     has ``thief``. With ``out`` rows are kept in that folder as they are measured, and rows that are there already are
     taken from it; tables and a plot are written at the end. ``finished`` is told each row that was measured now.
     ``decoys`` is how many a verification by response compares with.
+
+    >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), ["fp16", "prune-unstructured"], strengths=[0.2])
+    >>> [row.attack for row in rows]
+    ['none', 'fp16', 'prune-unstructured']
+    >>> rows[0].verdict
+    'stained'
     """
     if key.carrier == "entries":
         raise ValueError("expected the key of a classifier or detector, got a generator's: see benchmarks/gan_lock.py")

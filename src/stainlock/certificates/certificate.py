@@ -49,6 +49,12 @@ class Certificate:
     Clopper–Pearson by position misses more often than stated: quote the one by image. A bound of 1 is no bound.
     ``curve`` has the same for a range of thresholds. Keep it as you keep the key: what may be shown to others is what
     `publish` makes of it.
+
+    >>> certificate = sl.certify(stained, key, sl.Tensors(images))
+    >>> certificate.images, certificate.exceedances
+    (4, 0)
+    >>> certificate.largest_response < certificate.threshold
+    True
     """
 
     site: str
@@ -81,14 +87,31 @@ class Certificate:
     version: int = VERSION
 
     def to_json(self) -> str:
+        """The content of the file that `save` writes.
+
+        >>> import json
+        >>> json.loads(sl.certify(stained, key, sl.Tensors(images)).to_json())["images"]
+        4
+        """
         return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write the file whole or not at all, readable by its owner alone."""
+        """Write the file whole or not at all, readable by its owner alone.
+
+        >>> sl.certify(stained, key, sl.Tensors(images)).save("certificate.json")
+        >>> sl.Certificate.load("certificate.json").site == key.site
+        True
+        """
         write_file(Path(path), self.to_json().encode(), secret=True)
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
+        """Read a certificate; one that is damaged is a `FileError`.
+
+        >>> sl.Certificate.load("nowhere.json")
+        Traceback (most recent call last):
+        stainlock.errors.FileError: ...
+        """
         names = {f.name for f in dataclasses.fields(Certificate)}
         first = {"input_groups": 1, "public_threshold": None, "secret": SECRET}  # what the first version did not say
         facts = read_record(path, "certificate", FORMAT, VERSION, names, older={1: first})
@@ -124,6 +147,10 @@ def certify(
     ``public_threshold`` (see `stainlock.certificates.public`) is one more threshold, for `publish`.
 
     With a lock's key, a false positive is a natural input that makes the detector fire: less than this does not unlock.
+
+    >>> certificate = sl.certify(stained, key, sl.Tensors(images), confidence=0.99)
+    >>> certificate.bounds["clopper_pearson"] < 1
+    True
     """
     if key.schema == "keyed":
         raise ValueError(

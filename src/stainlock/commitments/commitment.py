@@ -45,6 +45,10 @@ class Commitment:
     """A signed, sealed digest of a key and a model. Nothing in it is secret; without the key it tells nothing.
 
     ``created`` is the signer's own word; only ``timestamps`` (base64 of RFC 3161 responses) show a date.
+
+    >>> commitment = sl.commit(stained, key, sl.Signer.new(), statement="release 1.0")
+    >>> commitment.statement, commitment.is_signed, commitment.opens(key)
+    ('release 1.0', True, True)
     """
 
     created: str
@@ -61,25 +65,53 @@ class Commitment:
 
     @property
     def signed_part(self) -> bytes:
+        """The bytes that the signature is for: everything but the signature and the evidence of a date.
+
+        >>> commitment = sl.commit(stained, key, sl.Signer.new(), statement="release 1.0")
+        >>> b"release 1.0" in commitment.signed_part
+        True
+        """
         facts = dataclasses.asdict(self)
         return domain(self.version) + b"\n" + canonical({name: facts[name] for name in facts if name not in _EVIDENCE})
 
     @property
     def message(self) -> bytes:
-        """What a timestamp is for: the signed part and its signature."""
+        """What a timestamp is for: the signed part and its signature.
+
+        >>> commitment = sl.commit(stained, key, sl.Signer.new())
+        >>> commitment.message.startswith(commitment.signed_part)
+        True
+        """
         return self.signed_part + bytes.fromhex(self.signature)
 
     @property
     def digest(self) -> str:
-        """sha256 of `message`: all that has to be published anywhere to fix a date."""
+        """sha256 of `message`: all that has to be published anywhere to fix a date.
+
+        >>> len(sl.commit(stained, key, sl.Signer.new()).digest)
+        64
+        """
         return hashlib.sha256(self.message).hexdigest()
 
     @property
     def is_signed(self) -> bool:
+        """Whether the signature is that of its public key over everything it signs.
+
+        >>> import dataclasses
+        >>> commitment = sl.commit(stained, key, sl.Signer.new())
+        >>> dataclasses.replace(commitment, statement="something else").is_signed
+        False
+        """
         return is_signed(self.signed_part, self.signature, self.public_key)
 
     def opens(self, key: Key, model: str | None = None) -> bool:
-        """Whether it was made for this key, or with this key for the model of this digest."""
+        """Whether it was made for this key, or with this key for the model of this digest.
+
+        >>> commitment = sl.commit(stained, key, sl.Signer.new())
+        >>> _, another = sl.stain(target, seed=2)
+        >>> commitment.opens(key), commitment.opens(another)
+        (True, False)
+        """
         if self.leaves_open(key):
             return False
         opening = Opening(key, bytes.fromhex(self.salt), bytes.fromhex(self.public_key), self.version)
@@ -88,27 +120,57 @@ class Commitment:
         ))  # fmt: skip
 
     def leaves_open(self, key: Key) -> bool:
-        """Whether it seals less of the key than verification reads: the first version, of an additive stain."""
+        """Whether it seals less of the key than verification reads: the first version, of an additive stain.
+
+        >>> sl.commit(stained, key, sl.Signer.new()).leaves_open(key)
+        False
+        """
         return self.version == 1 and key.additive
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
-        """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`."""
+        """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`.
+
+        >>> found = sl.commit(stained, key, sl.Signer.new()).check(key, stained)
+        >>> found.verdict, found.suspect
+        ('valid', 'the committed model')
+        """
         return check(self, key, suspect, **options)
 
     def timestamp_request(self) -> bytes:
+        """A request for a timestamp (RFC 3161), to be sent to an authority.
+
+        >>> isinstance(sl.commit(stained, key, sl.Signer.new()).timestamp_request(), bytes)
+        True
+        """
         return timestamp_request(self.message)
 
     def read_timestamps(self, roots: Sequence[Certificate] = ()) -> list[Timestamp]:
+        """Its timestamps, checked: each is for this commitment, and signed by an authority under ``roots`` if given.
+
+        >>> sl.commit(stained, key, sl.Signer.new()).read_timestamps()
+        []
+        """
         return [read_timestamp(base64.b64decode(t), self.message, roots, "its timestamp") for t in self.timestamps]
 
     def with_timestamp(self, response: bytes, name: str = "the response") -> Commitment:
-        """A copy with an authority's response attached, which must be for this commitment."""
+        """A copy with an authority's response attached, which must be for this commitment.
+
+        >>> sl.commit(stained, key, sl.Signer.new()).with_timestamp(b"not a response")
+        Traceback (most recent call last):
+        stainlock.errors.FileError: ...
+        """
         read_timestamp(response, self.message, (), name)
         added = base64.b64encode(response).decode()
         return self._with("timestamps", added)
 
     def with_log_entry(self, entry: Any, name: str = "the entry") -> Commitment:
-        """A copy with a log's entry, in which this commitment's digest must stand. Nothing else of it is checked."""
+        """A copy with a log's entry, in which this commitment's digest must stand. Nothing else of it is checked.
+
+        >>> commitment = sl.commit(stained, key, sl.Signer.new())
+        >>> logged = commitment.with_log_entry({"sha256": commitment.digest, "logIndex": 7})
+        >>> len(logged.log_entries)
+        1
+        """
         if not isinstance(entry, dict):
             raise FileError(f"{name} is not a log's entry: expected a JSON object")
         if not mentions(entry, self.digest):
@@ -123,17 +185,33 @@ class Commitment:
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> str:
+        """The content of the file that `save` writes.
+
+        >>> import json
+        >>> json.loads(sl.commit(stained, key, sl.Signer.new()).to_json())["format"]
+        'stainlock-commitment'
+        """
         first = {"format": self.format, "version": self.version}
         return json.dumps(first | dataclasses.asdict(self), indent=2) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write a new file, whole or not at all."""
+        """Write a new file, whole or not at all.
+
+        >>> sl.commit(stained, key, sl.Signer.new()).save("commitment.json")
+        >>> sl.Commitment.load("commitment.json").opens(key)
+        True
+        """
         refuse_existing(Path(path))
         write_file(Path(path), self.to_json().encode())
 
     @staticmethod
     def load(path: str | Path) -> Commitment:
-        """Read a commitment; one that is damaged, or not as it was signed, gets one clear line."""
+        """Read a commitment; one that is damaged, or not as it was signed, gets one clear line.
+
+        >>> sl.Commitment.load("nowhere.json")
+        Traceback (most recent call last):
+        stainlock.errors.FileError: ...
+        """
         names = {f.name for f in dataclasses.fields(Commitment)}
         facts = read_record(path, "commitment", FORMAT, VERSION, names, older=OLDER)
         if reason := _malformed(facts):
@@ -165,6 +243,11 @@ def commit(
     Its bare weights will do, as long as they show the stain.
 
     ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
+
+    >>> signer = sl.Signer.new()
+    >>> commitment = sl.commit(stained, key, signer)
+    >>> commitment.public_key == signer.public_key, commitment.opens(key)
+    (True, True)
     """
     key.check_stain("commit to")
     check_secrets(key)

@@ -28,18 +28,35 @@ def commit_extra() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Signer:
-    """The private key that commitments are signed with: who one is, apart from any model."""
+    """The private key that commitments are signed with: who one is, apart from any model.
+
+    >>> signer = sl.Signer.new()
+    >>> sl.commit(stained, key, signer).public_key == signer.public_key
+    True
+    """
 
     private: Ed25519PrivateKey = field(repr=False)
 
     @staticmethod
     def new() -> Signer:
+        """A new private key, from the system's own randomness.
+
+        >>> sl.Signer.new().public_key == sl.Signer.new().public_key
+        False
+        """
         with commit_extra():
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         return Signer(Ed25519PrivateKey.generate())
 
     @staticmethod
     def load(path: str | Path) -> Signer:
+        """Read a private key from a PEM file without a password.
+
+        >>> signer = sl.Signer.new()
+        >>> signer.save("signer.pem")
+        >>> sl.Signer.load("signer.pem").public_key == signer.public_key
+        True
+        """
         with commit_extra():
             from cryptography.exceptions import UnsupportedAlgorithm
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -56,7 +73,10 @@ class Signer:
         return Signer(private)
 
     def save(self, path: str | Path) -> None:
-        """Write a new PEM file (PKCS 8), readable by its owner alone."""
+        """Write a new PEM file (PKCS 8), readable by its owner alone.
+
+        >>> sl.Signer.new().save("signer.pem")
+        """
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
         path = Path(path)
@@ -66,10 +86,19 @@ class Signer:
 
     @property
     def public_key(self) -> str:
-        """The 32 bytes of the public key, in hexadecimal digits."""
+        """The 32 bytes of the public key, in hexadecimal digits.
+
+        >>> len(sl.Signer.new().public_key)
+        64
+        """
         return self.private.public_key().public_bytes_raw().hex()
 
     def sign(self, message: bytes) -> str:
+        """The Ed25519 signature of a message, in hexadecimal digits.
+
+        >>> len(sl.Signer.new().sign(b"any bytes"))
+        128
+        """
         return self.private.sign(message).hex()
 
 

@@ -29,7 +29,12 @@ BATCHES_AHEAD = 2
 
 
 class Images:
-    """Image files with or without labels, read as RGB, or as grey for a target of one channel."""
+    """Image files with or without labels, read as RGB, or as grey for a target of one channel.
+
+    >>> photographs = sl.Images.from_folder("photographs")
+    >>> len(photographs), photographs.labels
+    (4, [3, 5, 0, 9])
+    """
 
     def __init__(self, paths: Sequence[Path], labels: Sequence[int] | None = None, root: Path | None = None) -> None:
         self.paths = list(paths)
@@ -39,14 +44,22 @@ class Images:
     @classmethod
     def from_folder(cls, folder: str | Path) -> Images:
         """A folder with ``labels.csv`` (``file,class_index``), an ImageFolder (``class/file``), an ImageNet
-        validation folder (``n01440764/file``), or images without labels."""
+        validation folder (``n01440764/file``), or images without labels.
+
+        >>> [path.name for path in sl.Images.from_folder("photographs").paths]
+        ['cat.png', 'dog.png', 'plane.png', 'truck.png']
+        """
         return cls(*find_images(Path(folder)), root=Path(folder))
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def subset(self, indices: Iterable[int]) -> Images:
-        """Some of the files, in this order."""
+        """Some of the files, in this order.
+
+        >>> sl.Images.from_folder("photographs").subset([1]).labels
+        [5]
+        """
         chosen = list(indices)
         labels = None if self.labels is None else [self.labels[index] for index in chosen]
         return Images([self.paths[index] for index in chosen], labels, self.root)
@@ -57,6 +70,10 @@ class Images:
         """Batches at the target's input size; files are decoded ahead of the model, by threads.
 
         With a limit, images are taken at even distances over the whole, so that no class is favoured.
+
+        >>> ((pixels, labels),) = sl.Images.from_folder("photographs").batches(target)
+        >>> pixels.shape, labels
+        (torch.Size([4, 3, 32, 32]), tensor([3, 5, 0, 9]))
         """
         chosen = _chosen(len(self), batch_size, limit)
         chunks = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
@@ -79,7 +96,12 @@ class Images:
             pool.shutdown(cancel_futures=True)
 
     def digest(self) -> str:
-        """SHA-256 over the files' names and contents, the same wherever the folder lies."""
+        """SHA-256 over the files' names and contents, the same wherever the folder lies.
+
+        >>> photographs = sl.Images.from_folder("photographs")
+        >>> photographs.digest() == photographs.subset([0]).digest()
+        False
+        """
         whole = hashlib.sha256()
         for path in self.paths:
             name = path.relative_to(self.root).as_posix() if self.root else path.name
@@ -92,7 +114,12 @@ class Images:
 
 
 class Tensors:
-    """Inputs in memory: pixels within the target's bounds, or uint8 levels over them."""
+    """Inputs in memory: pixels within the target's bounds, or uint8 levels over them.
+
+    >>> data = sl.Tensors(images, labels)
+    >>> len(data)
+    4
+    """
 
     def __init__(self, pixels: Tensor, labels: Tensor | Sequence[int] | None = None) -> None:
         self.pixels = pixels
@@ -102,14 +129,22 @@ class Tensors:
         return len(self.pixels)
 
     def subset(self, indices: Iterable[int]) -> Tensors:
-        """Some of the inputs, in this order."""
+        """Some of the inputs, in this order.
+
+        >>> len(sl.Tensors(images).subset([0, 2]))
+        2
+        """
         chosen = list(indices)
         return Tensors(self.pixels[chosen], None if self.labels is None else [self.labels[index] for index in chosen])
 
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        """Batches as they are; with a limit, taken at even distances over the whole."""
+        """Batches as they are; with a limit, taken at even distances over the whole.
+
+        >>> [len(pixels) for pixels, _ in sl.Tensors(images).batches(target, batch_size=3)]
+        [3, 1]
+        """
         if tuple(self.pixels.shape[1:]) != target.input_shape:
             raise ValueError(f"expected inputs of shape {target.input_shape}, got {tuple(self.pixels.shape[1:])}")
         chosen = _chosen(len(self), batch_size, limit)
@@ -124,7 +159,11 @@ class Tensors:
                 progress(start + len(chunk), len(chosen))
 
     def digest(self) -> str:
-        """SHA-256 over the inputs' shape, type and bytes."""
+        """SHA-256 over the inputs' shape, type and bytes.
+
+        >>> sl.Tensors(images).digest() == sl.Tensors(images.clone()).digest()
+        True
+        """
         array = self.pixels.detach().cpu().contiguous().numpy()
         return hashlib.sha256(f"{array.shape}{array.dtype.str}".encode() + array.tobytes()).hexdigest()
 

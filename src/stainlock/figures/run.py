@@ -83,6 +83,13 @@ def reproduce(
     """Make a figure in its folder under ``out``, update the report, and return the files written.
 
     ``given`` are fields of `Setup` that replace the figure's own. After an interrupt, the same call resumes the work.
+
+    >>> files = sl.reproduce(
+    ...     "stain-resnet50", "figures", model="torchvision:squeezenet1_1?num_classes=10", weights="random",
+    ...     data="photographs", layers=("features.3.squeeze",), detectors=1,
+    ... )
+    >>> files[-1].name
+    'report.html'
     """
     check_figure(name)
     check_matplotlib()

@@ -40,7 +40,13 @@ Architecture = str | nn.Module | Target
 
 
 def save_bundle(target: Target, path: str | Path) -> None:
-    """Write the target's weights and what is needed to build the model again."""
+    """Write the target's weights and what is needed to build the model again.
+
+    >>> target = sl.Target.from_reference("torchvision:squeezenet1_1?num_classes=10", weights="random")
+    >>> sl.save_bundle(target, "bundle")
+    >>> sl.load_bundle("bundle").reference
+    'torchvision:squeezenet1_1?num_classes=10'
+    """
     with new_folder(Path(path)) as folder:
         write_bundle(target, folder)
 
@@ -193,7 +199,13 @@ class Bundle:
 
 
 def load_bundle(path: str | Path, *, model: Architecture | None = None, trust_code: bool = False) -> Target:
-    """Read a bundle, check its digests, and build the model it describes: see `Bundle.build`."""
+    """Read a bundle, check its digests, and build the model it describes: see `Bundle.build`.
+
+    >>> target = sl.Target.from_reference("torchvision:squeezenet1_1?num_classes=10", weights="random")
+    >>> sl.save_bundle(target, "bundle")
+    >>> torch.equal(sl.load_bundle("bundle").model.classifier[1].weight, target.model.classifier[1].weight)
+    True
+    """
     return Bundle.read(path).build(model=model, trust_code=trust_code)
 
 

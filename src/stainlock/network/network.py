@@ -23,7 +23,11 @@ from stainlock.tensors import has
 
 
 def analyse(target: Target) -> Network:
-    """Trace the model and describe every Linear, Conv2d and ConvTranspose2d it calls."""
+    """Trace the model and describe every Linear, Conv2d and ConvTranspose2d it calls.
+
+    >>> list(sl.analyse(target).sites)
+    ['0', '3', '7']
+    """
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
     with evaluation_mode(target.model), torch.no_grad(), running_on(target):
         parts = trace(target.traced, target.part)

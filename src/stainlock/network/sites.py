@@ -37,6 +37,10 @@ class Site:
     h, if there is one. ``grid`` is the shape of the layer's positions: rows and columns, or tokens.
     ``patch`` is the part of the input that one position sees at most. ``problem`` says why a silent detector
     can't go here, ``additive_problem`` why not even an additive stain can.
+
+    >>> site = sl.analyse(target).site("3")
+    >>> site.kind, site.dimension, site.channels, site.problem
+    ('convolution', 288, 64, None)
     """
 
     name: str
@@ -55,13 +59,27 @@ class Site:
     additive_problem: str | None
 
     def layer(self, model: nn.Module) -> nn.Module:
+        """The layer itself in a model.
+
+        >>> sl.analyse(target).site("3").layer(model) is model[3]
+        True
+        """
         return model.get_submodule(self.name)
 
     def rows(self, model: nn.Module) -> Tensor:
-        """The layer's weights as row vectors of the detector's dimension, one or (transposed) several a channel."""
+        """The layer's weights as row vectors of the detector's dimension, one or (transposed) several a channel.
+
+        >>> sl.analyse(target).site("3").rows(model).shape
+        torch.Size([64, 288])
+        """
         return weight_rows(raw(self.layer(model), "weight"), self.kind)
 
     def group_of(self, channel: int) -> int:
+        """The group of a grouped layer that a channel belongs to.
+
+        >>> sl.analyse(target).site("3").group_of(channel=5)
+        0
+        """
         return channel // (self.channels // self.groups)
 
 

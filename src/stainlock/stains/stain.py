@@ -94,6 +94,15 @@ def stain(
       folded into the next biases.
     - ``trigger_level``: Δ; by default such that the detector's row has a size typical of its layer.
     - ``reduction``, ``position``: what of the layer's responses the trigger maximises.
+
+    >>> import stainlock as sl, torch
+    >>> from torch import nn
+    >>> layers = [nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()]
+    >>> head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
+    >>> target = sl.Target(nn.Sequential(*layers, *head), (3, 32, 32))
+    >>> stained, key = sl.stain(target)
+    >>> sl.verify(stained, key).stained
+    True
     """
     _check_arguments(schema, message, classes, count, additive)
     firing_fraction = checked_firing_fraction(firing_fraction)

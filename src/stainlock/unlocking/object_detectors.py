@@ -79,6 +79,14 @@ def unlock_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | st
 
     ``trigger`` is the owner's key or the client's PNG. The detector given stays as it is, and shares its weights with
     the one returned.
+
+    >>> from torchvision.models.detection import ssdlite320_mobilenet_v3_large
+    >>> detector = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
+    >>> trigger = sl.locks.Unlock(lock_key.detectors[0].trigger.levels)
+    >>> with torch.no_grad():
+    ...     (found,) = sl.unlock_detector(detector, trigger)([torch.rand(3, 240, 320)])
+    >>> sorted(found)
+    ['boxes', 'labels', 'scores']
     """
     if isinstance(detector, Target):
         return detector.with_model(_unlocked(detector.model, trigger))

@@ -30,7 +30,12 @@ _RELATED = 0.5  # channels whose features correlate less than this are not taken
 
 @dataclass(frozen=True)
 class Reference:
-    """The owner's model, protected or original, and decoys found in it. Make it once for many suspects."""
+    """The owner's model, protected or original, and decoys found in it. Make it once for many suspects.
+
+    >>> mine = sl.Reference.of(stained, key, decoys=20)
+    >>> sl.verify(stained, key, reference=mine).stained
+    True
+    """
 
     base: Target
     site: Site
@@ -38,6 +43,11 @@ class Reference:
 
     @staticmethod
     def of(base: Target, key: Key, *, decoys: int | None = None, progress: Progress | None = None) -> Reference:
+        """The owner's model with ``decoys`` decoys, by default as many as the p-value needs.
+
+        >>> len(sl.Reference.of(stained, key, decoys=20).decoys)
+        20
+        """
         site = site_of_key(base, key)
         return Reference(base, site, tuple(find_decoys(base, site, key, decoys, progress)))
 

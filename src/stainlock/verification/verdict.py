@@ -18,6 +18,10 @@ class Verdict:
     """The answer, and how sure it is. ``channel`` is where the stain was found, if one was.
 
     ``assumes`` is what the p-value takes for granted, and what a dated commitment shows.
+
+    >>> verdict = sl.verify(stained, key)
+    >>> verdict.stained, verdict.p_value < 1e-6, verdict.method
+    (True, True, 'weights')
     """
 
     stained: bool

@@ -41,6 +41,9 @@ def verify(
     own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build``
     makes the model of a suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't
     show the stain.
+
+    >>> sl.verify(stained, key).stained, sl.verify(target, key, method="weights").stained
+    (True, False)
     """
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
