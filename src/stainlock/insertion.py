@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
+from stainlock.gating.structure import KIND as KEYED
 from stainlock.gating.structure import Structure
 from stainlock.storage.checks import check_text, shown
 from stainlock.target import Target, submodule
@@ -69,11 +70,7 @@ class Insertion:
 
     @property
     def _kind(self) -> InsertionKind:
-        try:
-            return KINDS[self.kind]
-        except KeyError:
-            known = ", ".join(KINDS)
-            raise FileError(f"expected a block of kind {known}, got {self.kind!r}: update stainlock") from None
+        return KINDS[self.kind]
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "at": self.at, "facts": self.facts}
@@ -245,7 +242,7 @@ class KeyedKind:
 
 
 KINDS: dict[str, InsertionKind] = {
-    "keyed": KeyedKind(),
+    KEYED: KeyedKind(),
     "noise-inputs": NoiseInputsKind(),
     "squeeze-excite": SqueezeExciteKind(),
     "encoder-block": EncoderBlockKind(),
@@ -253,7 +250,7 @@ KINDS: dict[str, InsertionKind] = {
 
 
 _NEEDED = {"noise-inputs": ("dimensions",), "squeeze-excite": ("channels", "hidden")}
-MOST_BLOCKS, _MOST_NESTED = 1000, 16
+MOST_BLOCKS, _MOST_NESTED, _MOST_LOCKS = 1000, 16, 16
 _LARGEST, _MOST_WEIGHTS = 2**16, 2**26  # of a block: whatever a file says, it costs no more memory than a layer
 
 
@@ -267,8 +264,14 @@ def _check_facts(insertion: Insertion) -> None:
     if math.prod(sizes) > _MOST_WEIGHTS:
         raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
     check_text(insertion.kind, "kind")
+    if insertion.kind not in KINDS:
+        raise FileError(f"expected a block of kind {', '.join(KINDS)}, got {insertion.kind!r}: update stainlock")
     check_text(insertion.at, "at")
+    if not insertion.at and insertion.kind in _NEEDED:
+        raise ValueError("expected a block before a layer of the model, got one before the model itself")
     check_text(facts.get("numbered", ""), "numbered")
+    if insertion.kind == KEYED:
+        Structure.from_facts(facts)
     for name in ("shifts", "signed"):
         if not isinstance(facts.get(name, False), bool):
             raise ValueError(f"expected true or false as {name}, got {shown(facts[name])}")
@@ -283,6 +286,8 @@ def read_insertions(listed: Any) -> tuple[Insertion, ...]:
     deepest = max((count for _, count in Counter(places).most_common(1)), default=0)
     if deepest > _MOST_NESTED or any(place.split(".").count("layer") > _MOST_NESTED for place in places):
         raise ValueError(f"expected at most {_MOST_NESTED} blocks before one layer")
+    if sum(insertion.kind == KEYED for insertion in found) > _MOST_LOCKS:
+        raise ValueError(f"expected at most {_MOST_LOCKS} keyed locks in one model")
     return found
 
 

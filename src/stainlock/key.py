@@ -17,6 +17,7 @@ from stainlock.plan import Plan
 from stainlock.storage.checks import check_key
 from stainlock.storage.durable import refuse_existing, write_file
 from stainlock.storage.files import is_model, model_digest, pack, unpack
+from stainlock.storage.lock_checks import check_details
 from stainlock.target import Target
 from stainlock.trigger import Trigger
 from stainlock.unlocking.noise import NoiseUnlock
@@ -269,6 +270,7 @@ class Key:
         facts, tensors = unpack(Path(path), "key", KEY_VERSION, {1: _from_first_version, 2: lambda facts: facts})
         try:
             check_key(facts, tensors)
+            check_details(facts, tensors)
             detectors = tuple(
                 Detector(
                     tensors[f"detector.{i}"],

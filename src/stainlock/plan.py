@@ -239,10 +239,10 @@ class Plan:
                 raise ModelError(
                     f"the plan reorders {p.parameter}, which the model does not have: it is for another model"
                 )
-            if state[p.parameter].shape[p.axis] != len(p.order):
+            if state[p.parameter].shape[p.axis : p.axis + 1] != (len(p.order),):
                 raise ModelError(
-                    f"axis {p.axis} of {p.parameter} has {state[p.parameter].shape[p.axis]} slices, the plan orders"
-                    f" {len(p.order)}: it is for another model"
+                    f"{p.parameter} has shape {tuple(state[p.parameter].shape)}, the plan orders {len(p.order)} slices"
+                    f" along axis {p.axis}: it is for another model"
                 )
 
     def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 import shutil
 import signal
 import tempfile
@@ -25,7 +28,7 @@ def outcome(one: Format, content: bytes) -> str:
 
     Refused is an error of ours, or ValueError as wrong arguments are, in one line.
     """
-    folder = Path(tempfile.mkdtemp(prefix="stainlock-fuzz-"))
+    folder = _folder()
     try:
         path = folder / one.file
         path.write_bytes(content)
@@ -39,8 +42,18 @@ def outcome(one: Format, content: bytes) -> str:
     except (Exception, Hang) as error:
         return f"foreign: {type(error).__name__}: {str(error)[:300]!r}"
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     return "accepted"
+
+
+@functools.cache
+def _folder() -> Path:
+    """One for all cases of a process, empty between them, in memory where that can be had."""
+    memory = Path("/dev/shm")
+    made = tempfile.mkdtemp(prefix="stainlock-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -22,9 +23,10 @@ from mutations import spoil_bytes, spoil_json, spoil_packed, spoil_tensors
 from PIL import Image
 from safetensors.torch import load, save
 
-from stainlock import Commitment, Key, Plan, Signer, Target, apply, commit, diff, save_bundle, stain, verify
+from stainlock import Commitment, Key, Plan, Signer, Target, apply, commit, diff, lock, save_bundle, stain, verify
 from stainlock.attacks.rows import ROWS, Row, read_rows, ways_in, write_tables
 from stainlock.certificates import certify
+from stainlock.certificates.keyed import certify_keyed
 from stainlock.certificates.public import publish, read_certificate
 from stainlock.cli.attack import _table
 from stainlock.evaluation import Tensors
@@ -32,6 +34,7 @@ from stainlock.evaluation.data import open_image
 from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle, _checksum
 from stainlock.storage.weights import load_state, read_weights
 from stainlock.sweeps.journal import UNITS, Journal, append_line
+from stainlock.target import evaluation_mode, running_on
 from stainlock.unlocking.noise import read_noise
 from stainlock.unlocking.patch import Unlock
 
@@ -62,21 +65,41 @@ def owner() -> tuple[Target, Target, Key]:
     return base, stained, key
 
 
+@functools.cache
+def locked() -> tuple[Target, Key]:
+    """The same model with a keyed lock, and its key."""
+    return lock(owner()[0], kind="keyed", seed=1)
+
+
+def run_two(target: Target) -> None:
+    """The model on two images whose corners say different bits, as every verb runs one that it was given."""
+    pixels = torch.rand(2, *target.input_shape, generator=torch.Generator().manual_seed(0))
+    with running_on(target), evaluation_mode(target.model), torch.no_grad():
+        target.predict(pixels)
+
+
 # Keys and deltas
 
 
 def _keys() -> list[bytes]:
     more = stain(models.conv_net(), site="conv", seed=2, additive=True)[1]
-    return [owner()[2].to_bytes(), more.to_bytes()]
+    return [owner()[2].to_bytes(), more.to_bytes(), locked()[1].to_bytes()]
 
 
 def _use_key(path: Path) -> None:
     key = Key.load(path)
-    stained = owner()[1]
-    key.matches(stained)
+    key.matches(owner()[1])
     if key.kind == "stain":
-        verify(stained.model.state_dict(), key)
-    key.original(stained)
+        verify(owner()[1].model.state_dict(), key)
+        key.original(owner()[1])
+        return
+    pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    key.unlock(pixels)
+    if key.schema == "keyed":
+        certify_keyed(locked()[0], key, [pixels])
+        key.opened_weights(locked()[0].model.state_dict())
+        key.opened(locked()[0])
+    key.original(locked()[0])
 
 
 def _deltas() -> list[bytes]:
@@ -85,11 +108,11 @@ def _deltas() -> list[bytes]:
     plan = diff(base, stained)
     facts, tensors = plan.to_tensors()
     with_block = mutations.packed("delta", 2, {**facts, "insertions": [block], "base": plan.base}, tensors)
-    return [plan.to_bytes(), with_block]
+    return [plan.to_bytes(), with_block, diff(base, locked()[0]).to_bytes()]
 
 
 def _use_delta(path: Path) -> None:
-    apply(owner()[0], Plan.load(path))
+    run_two(apply(owner()[0], Plan.load(path)))
 
 
 # Bundles and weight files
@@ -102,7 +125,9 @@ def _manifests() -> list[bytes]:
               {"kind": "encoder-block", "at": "", "facts": {"numbered": "layer"}},
               {"kind": "noise-inputs", "at": "fc", "facts": {"dimensions": 3}}]  # fmt: skip
     library = manifest | {"reference": "torchvision:squeezenet1_0?num_classes=10"}
-    return [json.dumps(one).encode() for one in (manifest, manifest | {"insertions": blocks}, library)]
+    keyed = manifest | {"insertions": [one.to_json() for one in locked()[0].insertions]}
+    made = (manifest, manifest | {"insertions": blocks}, keyed, library)
+    return [json.dumps(one | {"checksum": _checksum(one)}).encode() for one in made]
 
 
 @functools.cache
@@ -124,7 +149,9 @@ def _spoil_manifest(content: bytes, random: Random) -> bytes:
 def _use_bundle(path: Path) -> None:
     shutil.copy(_bundle_folder() / WEIGHTS, path.parent / WEIGHTS)
     bundle = Bundle.read(path.parent)
-    bundle.build(model=owner()[0] if bundle.needs_code else None)
+    built = bundle.build(model=owner()[0] if bundle.needs_code else None)
+    if math.prod(built.input_shape) <= 2**16:  # larger inputs are what large inputs cost
+        run_two(built)
 
 
 def _safetensors() -> list[bytes]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import tempfile
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -25,6 +27,9 @@ def main() -> int:
     assert stainlock.__version__
     torch.set_num_threads(1)
     count, seed = int(os.environ.get("FUZZ_CASES", "10000")), int(os.environ.get("FUZZ_SEED", "0"))
+    warnings.simplefilter("ignore")  # of Pillow, about damaged pictures
+    if os.access("/dev/shm", os.W_OK):  # flushing to a disk is slow, and not what is looked at here
+        tempfile.tempdir = "/dev/shm"
     found = Path(os.environ.get("FUZZ_FOUND", "fuzz-found"))
     names = sys.argv[1:] or list(FORMATS)
     for name in names:  # what the examples need is made and loaded first

@@ -138,6 +138,11 @@ class Reader:
 
     def _check(self, inputs: Tensor) -> None:
         if self.layout.form == "entries":
+            if inputs.dim() < 2 or inputs.shape[1] <= self.layout.bits:
+                raise ValueError(
+                    f"expected inputs (N, d, ...) with the key's {self.layout.bits} entries behind the others, got"
+                    f" {tuple(inputs.shape)}"
+                )
             return
         rows, columns = self.layout.size
         if inputs.dim() != 4 or inputs.shape[2] < rows or inputs.shape[3] < columns:
@@ -253,6 +258,11 @@ def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
         return x.index_select(1, order[0])
     if order.shape[0] == 1:  # along the last axis gather is the faster of the two
         return x.gather(-1, order.expand(*x.shape[:-1], -1))
+    if not _is_traced() and x.shape[gated.batch] != order.shape[0] * gated.repeat:  # before that many are made
+        raise ModelError(
+            f"{gated.layer} is given {tuple(x.shape)}, expected {order.shape[0]} images of {gated.repeat} rows each"
+            f" along axis {gated.batch}: the gate is for another model"
+        )
     if gated.repeat != 1:
         order = order.repeat_interleave(gated.repeat, 0)
     if gated.channels == 1:  # images and channels as one axis: whole maps are copied

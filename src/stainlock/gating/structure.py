@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from stainlock.errors import FileError
+from stainlock.errors import FileError, ModelError
 from stainlock.gating.chacha import ROUNDS
-from stainlock.gating.gates import Gated, attach, detach
-from stainlock.gating.reader import Layout
+from stainlock.gating.gates import Gated, attach, detach, gated_layer
+from stainlock.gating.reader import FEWEST_BITS, MOST_BITS, Layout
 from stainlock.gating.schedule import Schedule
+from stainlock.storage.lock_checks import check_keyed
 from stainlock.target import Target, submodule
 
 KIND = "keyed"
-LARGEST, MOST_GATES = 2**20, 10_000  # channels, and layers with gates: more than any model has
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,16 @@ class Structure:
         return "-".join(f"{word:08x}" for word in self.salt)
 
     def insert(self, target: Target) -> Target:
+        if any(other.kind == KIND and other.facts["salt"] == list(self.salt) for other in target.insertions):
+            raise ModelError("the model has this keyed lock already: one lock is put in once")
         for gated in self.gates:
-            submodule(target.model, gated.layer)
+            layer = submodule(target.model, gated.layer)
+            own = gated_layer(gated.layer, layer)
+            if own is None or replace(own, batch=gated.batch, repeat=gated.repeat) != gated:
+                raise ModelError(
+                    f"{gated.layer} is a {type(layer).__name__} that can't have the gate described, of"
+                    f" {gated.width} channels: it is for another model"
+                )
         submodule(target.model, self.reader)
         attach(target.model, self.name, self.layout, self.schedule, self.gates, self.reader)
         return self._resized(target, 1)
@@ -69,17 +77,16 @@ class Structure:
 
     @staticmethod
     def from_facts(facts: dict[str, Any]) -> Structure:
+        """What `facts` made; FileError where it makes no sense, whatever a stranger wrote."""
         try:
-            salt = tuple(int(word) for word in facts["salt"])
+            check_keyed(facts)
+            if facts["rounds"] not in ROUNDS:
+                raise ValueError(f"expected {', '.join(map(str, ROUNDS))} rounds, got {facts['rounds']}")
+            if not FEWEST_BITS <= facts["layout"]["bits"] <= MOST_BITS:
+                raise ValueError(f"expected {FEWEST_BITS} to {MOST_BITS} bits, got {facts['layout']['bits']}")
+            first, second, third = facts["salt"]
             gates = tuple(Gated(**gated) for gated in facts["gates"])
-            layout = Layout(**facts["layout"])
-            first, second, third = salt
-            rounds, reader = facts["rounds"], facts["reader"]
-            sizes = [layout.bits, layout.tile, *(gated.width for gated in gates), *(gated.repeat for gated in gates)]
-            known = all(type(n) is int and 0 < n <= LARGEST for n in sizes) and len(gates) <= MOST_GATES
-            if rounds not in ROUNDS or not isinstance(reader, str) or not known:
-                raise ValueError(f"expected sizes from 1 to {LARGEST}, few gates and a known number of rounds")
-            return Structure(layout, (first, second, third), rounds, gates, reader)
+            return Structure(Layout(**facts["layout"]), (first, second, third), facts["rounds"], gates, facts["reader"])
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"a keyed lock is not fully described: {error}") from error
 

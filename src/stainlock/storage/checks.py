@@ -29,10 +29,10 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
         for name in ("parameter", "part"):
             check_text(write[name], f"a write's {name}")
         values = tensors[f"{prefix}{i}.values"]
-        _expect(values.dim() == 1, "values in a row", tuple(values.shape))
+        expect(values.dim() == 1, "values in a row", tuple(values.shape))
         if f"{prefix}{i}.runs" in tensors:
             runs = _places(tensors[f"{prefix}{i}.runs"], 2)
-            _expect(runs.shape[1] == 2 and bool((runs[:, 1] >= 1).all()), "runs of a first and a count", "others")
+            expect(runs.shape[1] == 2 and bool((runs[:, 1] >= 1).all()), "runs of a first and a count", "others")
             count = int(runs[:, 1].sum())  # before that many are made
             ends = runs.sum(1)[runs[:, 0].argsort()][:-1]
             apart = bool((runs[:, 0].sort().values[1:] >= ends).all())
@@ -40,75 +40,78 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
             elements = _places(tensors[f"{prefix}{i}.elements"], 1)
             count = len(elements)
             apart = len(elements.unique()) == count
-        _expect(count == len(values), f"a value for each of {count} elements of {write['parameter']}", len(values))
-        _expect(apart, f"each element of {write['parameter']} once", "some twice")
+        expect(count == len(values), f"a value for each of {count} elements of {write['parameter']}", len(values))
+        expect(apart, f"each element of {write['parameter']} once", "some twice")
 
 
 def check_permutations(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
     """A plan's new orders: each of them has every slice once."""
-    for i, permutation in enumerate(facts.get("permutations", ())):
+    listed = _list(facts, "permutations") if "permutations" in facts else []
+    for i, permutation in enumerate(listed):
         for name in ("parameter", "part"):
-            _expect(isinstance(permutation[name], str), f"text as a permutation's {name}", permutation[name])
-        _whole(permutation["axis"], "axis", 0)
+            check_text(permutation[name], f"a permutation's {name}")
+        check_whole(permutation["axis"], "axis", 0, 8)
         order = tensors[f"{prefix}{i}.order"]
         whole = order.dim() == 1 and order.dtype == torch.int32
-        _expect(whole and torch.equal(order.sort().values, torch.arange(len(order), dtype=torch.int32)),
+        expect(whole and torch.equal(order.sort().values, torch.arange(len(order), dtype=torch.int32)),
                 f"every slice of {permutation['parameter']} once", "others")  # fmt: skip
 
 
 def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """The types and ranges of a key's facts and tensors, whatever made it."""
-    _one_of(facts, "kind", _KINDS)
-    _one_of(facts, "site_kind", _SITE_KINDS)
-    _one_of(facts, "reduction", _REDUCTIONS)
+    check_one_of(facts, "kind", _KINDS)
+    check_one_of(facts, "site_kind", _SITE_KINDS)
+    check_one_of(facts, "reduction", _REDUCTIONS)
     for name in ("site", "schema", "base_digest", "protected_digest"):
         check_text(facts[name], name)
     check_text(facts.get("derivation", ""), "derivation")
-    _expect(isinstance(facts["additive"], bool), "true or false as additive", facts["additive"])
-    _expect(isinstance(facts["seed"], str) and bool(re.fullmatch(r"[0-9]{1,80}", facts["seed"])), "digits as seed",
+    expect(isinstance(facts["additive"], bool), "true or false as additive", facts["additive"])
+    expect(isinstance(facts["seed"], str) and bool(re.fullmatch(r"[0-9]{1,80}", facts["seed"])), "digits as seed",
             "something else")  # fmt: skip
-    _whole(facts["dimension"], "dimension", 1)
-    _number(facts["firing_fraction"], "firing_fraction")
-    _number(facts["natural_level"], "natural_level")
-    _wholes(facts["position"], "position")
+    check_whole(facts["dimension"], "dimension", 1)
+    check_number(facts["firing_fraction"], "firing_fraction")
+    check_number(facts["natural_level"], "natural_level")
+    check_wholes(facts["position"], "position")
     for name in ("conventions", "details"):
-        _expect(isinstance(facts[name], dict), f"an object as {name}", facts[name])
+        expect(isinstance(facts[name], dict), f"an object as {name}", facts[name])
     _check_conventions(facts["conventions"])
     detectors = _list(facts, "detectors")
-    _expect(len(detectors) > 0, "at least one detector", "none")
+    expect(len(detectors) > 0, "at least one detector", "none")
     for i, detector in enumerate(detectors):
-        _whole(detector["channel"], "channel", 0)
-        _number(detector["response"], "response")
+        check_whole(detector["channel"], "channel", 0)
+        check_number(detector["response"], "response")
         for name in ("trigger_level", "rest_level"):
             if detector[name] is not None:
-                _number(detector[name], name)
+                check_number(detector[name], name)
         for name in ("start", "size"):
-            _wholes(detector[name], name)
+            check_wholes(detector[name], name)
         vector, replaced, trigger = (tensors[f"{name}.{i}"] for name in ("detector", "replaced", "trigger"))
         for name, tensor in (("detector", vector), ("replaced row", replaced)):
-            _expect(tensor.is_floating_point() and bool(torch.isfinite(tensor).all()), f"finite numbers as {name}",
+            expect(tensor.is_floating_point() and bool(torch.isfinite(tensor).all()), f"finite numbers as {name}",
                     "others")  # fmt: skip
         if facts["kind"] == "stain":
-            _expect(tuple(vector.shape) == (facts["dimension"],), f"a detector of {facts['dimension']} numbers",
+            expect(tuple(vector.shape) == (facts["dimension"],), f"a detector of {facts['dimension']} numbers",
                     tuple(vector.shape))  # fmt: skip
-            _expect(bool(vector.any()), "a detector with a direction", "zeros")
-        _expect(trigger.dtype == torch.uint8 or trigger.is_floating_point(), "a trigger of numbers", trigger.dtype)
+            expect(bool(vector.any()), "a detector with a direction", "zeros")
+        expect(trigger.dtype == torch.uint8 or trigger.is_floating_point(), "a trigger of numbers", trigger.dtype)
+        expect(tuple(trigger.shape[1:]) == tuple(detector["size"]) and len(detector["start"]) == len(detector["size"])
+               and trigger.dim() > 0, "a trigger of the size given", tuple(trigger.shape))  # fmt: skip
 
 
 def check_certificate(facts: Mapping[str, Any]) -> None:
     """The types of a certificate's facts; whether they are true is for whoever computes them anew."""
-    _one_of(facts, "level", ("position", "image"))
+    check_one_of(facts, "level", ("position", "image"))
     for name in ("site", "model_digest", "data_digest", "key_digest", "secret"):
         check_text(facts[name], name)
     for name in ("confidence", "threshold", "trigger_response", "largest_response", "trace", "mean_norm",
                  "perturbation"):  # fmt: skip
-        _number(facts[name], name)
+        check_number(facts[name], name)
     for name in ("samples", "images", "positions", "detectors", "dimension", "input_groups"):
-        _whole(facts[name], name, 1)
-    _whole(facts["exceedances"], "exceedances", 0)
+        check_whole(facts[name], name, 1)
+    check_whole(facts["exceedances"], "exceedances", 0)
     _check_limit(facts["limit"])
     if facts["public_threshold"] is not None:
-        _number(facts["public_threshold"], "public_threshold")
+        check_number(facts["public_threshold"], "public_threshold")
     _numbers(facts["bounds"], "bounds")
     _numbers(
         {name: 0.0 if log is None else log for name, log in _object(facts, "log10_bounds").items()}, "log10_bounds"
@@ -116,33 +119,33 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
     _check_assumptions(facts)
     curve = _object(facts, "curve")
     known = {"threshold", "exceedances", *facts["bounds"]}
-    _expect(set(curve) == known, f"a curve of {len(known)} bounds and counts", f"{len(curve)}")
+    expect(set(curve) == known, f"a curve of {len(known)} bounds and counts", f"{len(curve)}")
     for name in ("threshold", "exceedances", *facts["bounds"]):
-        _expect(isinstance(curve[name], list) and len(curve[name]) == len(curve["threshold"]) <= 10_000,
+        expect(isinstance(curve[name], list) and len(curve[name]) == len(curve["threshold"]) <= 10_000,
                 f"as many numbers as thresholds as curve.{name}", "others")  # fmt: skip
         for value in curve[name]:
-            _number(value, f"curve.{name}")
+            check_number(value, f"curve.{name}")
 
 
 def check_public_certificate(facts: Mapping[str, Any]) -> None:
     """The same of a public certificate."""
-    _one_of(facts, "level", ("position", "image"))
+    check_one_of(facts, "level", ("position", "image"))
     for name in ("model_digest", "data_digest", "key_digest"):
         check_text(facts[name], name)
     for name in ("confidence", "threshold"):
-        _number(facts[name], name)
+        check_number(facts[name], name)
     for name in ("samples", "images", "detectors"):
-        _whole(facts[name], name, 1)
-    _whole(facts["exceedances"], "exceedances", 0)
+        check_whole(facts[name], name, 1)
+    check_whole(facts["exceedances"], "exceedances", 0)
     _check_limit(facts["limit"])
-    _expect(isinstance(facts["covers_firing"], bool), "true or false as covers_firing", facts["covers_firing"])
+    expect(isinstance(facts["covers_firing"], bool), "true or false as covers_firing", facts["covers_firing"])
     _numbers(facts["bounds"], "bounds")
     _check_assumptions(facts)
 
 
 def check_row(facts: Mapping[str, Any]) -> None:
     """The types of an attack's row; what is not there has its default."""
-    _one_of(facts, "needs", _NEEDS)
+    check_one_of(facts, "needs", _NEEDS)
     for name in ("attack", "group", "kind", "note", "identity"):
         _line(facts[name], name)
     for name in ("verdict", "metric", "picture"):
@@ -151,21 +154,21 @@ def check_row(facts: Mapping[str, Any]) -> None:
     if isinstance(facts["strength"], str):
         _line(facts["strength"], "strength")
     else:
-        _number(facts["strength"], "strength")
-    _expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
+        check_number(facts["strength"], "strength")
+    expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
     for name in ("trigger_response", "performance", "unlocked"):
         if facts[name] is not None:
-            _number(facts[name], name)
+            check_number(facts[name], name)
     _chance(facts, "")
-    _number(facts["seconds"], "seconds")
-    _whole(facts["images"], "images", 0)
+    check_number(facts["seconds"], "seconds")
+    check_whole(facts["images"], "images", 0)
     for name, value in _object(facts, "figures").items():
         _line(name, "a figure's name")
         if value is not None:
-            _number(value, f"figures.{shown(name)}")
+            check_number(value, f"figures.{shown(name)}")
     for name, found in _object(facts, "by").items():
         _line(name, "a verification's name")
-        _expect(isinstance(found, dict), f"an object as by.{shown(name)}", found)
+        expect(isinstance(found, dict), f"an object as by.{shown(name)}", found)
         _chance(found, f"by.{shown(name)}.")
         for part in ("verdict", "note"):
             if found[part] is not None:
@@ -177,75 +180,82 @@ def _chance(facts: Mapping[str, Any], where: str) -> None:
     both = facts["p_value"], facts["log10_p_value"]
     if both != (None, None):
         for name, value in zip(("p_value", "log10_p_value"), both, strict=True):
-            _number(value, f"{where}{name}")
+            check_number(value, f"{where}{name}")
 
 
 def _check_assumptions(facts: Mapping[str, Any]) -> None:
     texts = _object(facts, "assumptions").values()
-    _expect(all(isinstance(text, str) for text in texts), "texts as assumptions", "others")
+    expect(all(isinstance(text, str) for text in texts), "texts as assumptions", "others")
 
 
 def _check_limit(limit: Any) -> None:
     if limit is not None:
-        _whole(limit, "limit", 1)
+        check_whole(limit, "limit", 1)
 
 
 def _object(facts: Mapping[str, Any], name: str) -> dict[str, Any]:
-    _expect(isinstance(facts[name], dict), f"an object as {name}", facts[name])
+    expect(isinstance(facts[name], dict), f"an object as {name}", facts[name])
     return dict(facts[name])
 
 
 def _numbers(values: Any, name: str) -> None:
-    _expect(isinstance(values, dict), f"an object as {name}", values)
+    expect(isinstance(values, dict), f"an object as {name}", values)
     for part, value in values.items():
         check_text(part, f"a name in {name}")
-        _number(value, f"{name}.{part}")
+        check_number(value, f"{name}.{part}")
 
 
 def _check_conventions(conventions: Mapping[str, Any]) -> None:
-    _wholes(conventions["input_shape"], "input_shape", 1)
+    check_wholes(conventions["input_shape"], "input_shape", 1)
     for name in ("mean", "std", "bounds"):
         values = conventions[name]
-        _expect(isinstance(values, list | tuple) and len(values) > 0, f"numbers as {name}", values)
+        expect(isinstance(values, list | tuple) and len(values) > 0, f"numbers as {name}", values)
         for value in values:
-            _number(value, name)
-    _expect(set(conventions) <= _CONVENTIONS, "known pixel conventions", sorted(set(conventions) - _CONVENTIONS))
+            check_number(value, name)
+    shape, (mean, std, bounds) = conventions["input_shape"], (conventions[n] for n in ("mean", "std", "bounds"))
+    expect(1 <= len(shape) <= 3, "an input_shape of 1 to 3 numbers", shape)
+    for name, values in (("mean", mean), ("std", std)):
+        expect(len(values) in (1, shape[0]), f"1 or {shape[0]} numbers as {name}", len(values))
+    expect(min(std) > 0, "std above 0", min(std))
+    expect(len(bounds) == 2 and bounds[0] < bounds[1], "a lower and an upper bound", bounds)
+    expect(set(conventions) <= _CONVENTIONS, "known pixel conventions", sorted(set(conventions) - _CONVENTIONS))
     check_text(conventions["part"], "part")
-    _expect(isinstance(conventions.get("normalises", False), bool), "true or false as normalises", "something else")
+    expect(isinstance(conventions.get("normalises", False), bool), "true or false as normalises", "something else")
 
 
 def _places(places: Tensor, axes: int) -> Tensor:
-    _expect(places.dtype == torch.int64 and places.dim() == axes, "places as 64-bit integers",
+    expect(places.dtype == torch.int64 and places.dim() == axes, "places as 64-bit integers",
             f"{places.dtype} {tuple(places.shape)}")  # fmt: skip
     inside = not len(places) or (int(places.min()) >= 0 and int(places.max()) <= _FARTHEST)
-    _expect(inside, "places from 0", "others")
+    expect(inside, "places from 0", "others")
     return places
 
 
 def _list(facts: Any, name: str) -> list[Any]:
     found = facts[name]
-    _expect(isinstance(found, list) and all(isinstance(entry, dict) for entry in found), f"objects as {name}", "others")
+    expect(isinstance(found, list) and all(isinstance(entry, dict) for entry in found), f"objects as {name}", "others")
     return list(found)
 
 
-def _one_of(facts: Mapping[str, Any], name: str, known: tuple[str, ...]) -> None:
-    _expect(isinstance(facts[name], str) and facts[name] in known, f"{' or '.join(known)} as {name}", facts[name])
+def check_one_of(facts: Mapping[str, Any], name: str, known: tuple[str, ...]) -> None:
+    expect(isinstance(facts[name], str) and facts[name] in known, f"{' or '.join(known)} as {name}", facts[name])
 
 
-def _wholes(values: Any, name: str, least: int = 0) -> None:
-    _expect(isinstance(values, list | tuple) and len(values) <= 8, f"a few whole numbers as {name}", values)
+def check_wholes(values: Any, name: str, least: int = 0) -> None:
+    expect(isinstance(values, list | tuple) and len(values) <= 8, f"a few whole numbers as {name}", values)
     for value in values:
-        _whole(value, name, least)
+        check_whole(value, name, least)
 
 
-def _whole(value: Any, name: str, least: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _FARTHEST
-    _expect(whole, f"a whole number from {least} as {name}", value)
+def check_whole(value: Any, name: str, least: int, most: int = _FARTHEST) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    upwards = "" if most == _FARTHEST else f" to {most}"
+    expect(whole, f"a whole number from {least}{upwards} as {name}", value)
 
 
-def _number(value: Any, name: str) -> None:
+def check_number(value: Any, name: str) -> None:
     finite = _is_number(value) and abs(value) <= sys.float_info.max  # JSON has whole numbers beyond it
-    _expect(finite, f"a finite number as {name}", value)
+    expect(finite, f"a finite number as {name}", value)
 
 
 def _is_number(value: Any) -> bool:
@@ -254,13 +264,13 @@ def _is_number(value: Any) -> bool:
 
 def check_text(value: Any, name: str) -> None:
     """A name, on one line."""
-    _expect(isinstance(value, str) and len(value) <= _LONGEST and value.isprintable(), f"text as {name}", value)
+    expect(isinstance(value, str) and len(value) <= _LONGEST and value.isprintable(), f"text as {name}", value)
 
 
 def _line(value: Any, name: str) -> None:
     """Text that can be written down again, of a length that people read."""
     sensible = isinstance(value, str) and len(value) <= _LONGEST_NOTE and not re.search("[\ud800-\udfff]", value)
-    _expect(sensible, f"text as {name}", value)
+    expect(sensible, f"text as {name}", value)
 
 
 def shown(value: object) -> str:
@@ -269,6 +279,6 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _expect(holds: bool, what: str, came: object) -> None:
+def expect(holds: bool, what: str, came: object) -> None:
     if not holds:
         raise ValueError(f"expected {what}, got {shown(came)}")
