@@ -18,6 +18,7 @@ LAYERS = (
     "errors", "randomness", "sphere", "tensors", "catalogue", "storage", "html", "sweeps",
     # A model, what is put into it, and what is read from data
     "target", "excitation", "gating", "insertion", "plan", "models", "data", "probes",
+    "fingerprints",
     # What a model computes
     "network", "channel_cost", "trigger",
     # Keys, and what they open

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
-from stainlock.storage.checks import check_permutations, check_writes, shown
+from stainlock.storage.checks import check_permutations, check_replacements, check_writes, shown
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import is_model, model_digest, pack, unpack
 from stainlock.target import Target
 
-DELTA_VERSION = 2
+DELTA_VERSION = 3
+_DENSE, _LEAST_DENSE = 7 / 8, 4096  # a difference of this share of at least so many elements is a replacement
 _GROWTH, _ROOM = 4, 2**22  # how large blocks may make a model: so many times, and so many weights more
 # The parts of a lock's plan; a stain's has the first alone, besides what it folds.
 DETECTOR, CONDUIT, DISRUPTOR = "detector", "conduit", "disruptor"
@@ -45,6 +46,15 @@ class Permutation:
 
     def inverse(self) -> Permutation:
         return replace(self, order=self.order.argsort())
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """New values for all elements of a parameter, in its shape: what millions of writes would say at length."""
+
+    parameter: str
+    values: Tensor
+    part: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,7 @@ class Plan:
 
     ``insertions`` come before the writes, ``removals`` after them: what undoes a plan takes out what it put in.
     ``permutations`` reorder whole parameters, which no write may touch: undoing them needs none of the values.
+    ``replacements`` give whole parameters new values; nothing else may touch those.
 
     >>> plan = sl.diff(target, stained)
     >>> models_agree = torch.equal(plan.apply(target).predict(images), stained.predict(images))
@@ -104,10 +115,17 @@ class Plan:
     insertions: tuple[Insertion, ...] = ()
     removals: tuple[Insertion, ...] = ()
     permutations: tuple[Permutation, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
 
     def __post_init__(self) -> None:
-        if both := {w.parameter for w in self.writes} & {p.parameter for p in self.permutations}:
+        written, ordered = {w.parameter for w in self.writes}, {p.parameter for p in self.permutations}
+        if both := written & ordered:
             raise ValueError(f"expected either writes or a permutation of {sorted(both)[0]}, got both")
+        replaced = [r.parameter for r in self.replacements]
+        if both := set(replaced) & (written | ordered):
+            raise ValueError(f"expected either a replacement or other changes of {sorted(both)[0]}, got both")
+        if len(set(replaced)) < len(replaced):
+            raise ValueError("expected at most one replacement of a parameter, got several")
 
     def __add__(self, other: Iterable[Write]) -> Plan:
         return replace(self, writes=(*self.writes, *other))
@@ -123,7 +141,10 @@ class Plan:
         if later.insertions or self.removals:
             raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
         permutations = (*self.permutations, *later.permutations)
-        return replace(self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations)
+        return replace(
+            self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations,
+            replacements=(*self.replacements, *later.replacements),
+        )  # fmt: skip
 
     @property
     def elements(self) -> int:
@@ -132,7 +153,7 @@ class Plan:
         >>> sl.diff(target, target).elements
         0
         """
-        return sum(
+        return sum(r.values.numel() for r in self.replacements) + sum(
             len(torch.cat([w.elements for w in self.writes if w.parameter == name]).unique())
             for name in {w.parameter for w in self.writes}
         )
@@ -143,7 +164,8 @@ class Plan:
         >>> {write.part for write in key.revert.without("detector").writes} & {"detector"}
         set()
         """
-        return replace(self, writes=tuple(w for w in self.writes if w.part != part))
+        kept = tuple(r for r in self.replacements if r.part != part)
+        return replace(self, writes=tuple(w for w in self.writes if w.part != part), replacements=kept)
 
     def only(self, part: str) -> Plan:
         """The writes of one part, which leave the structure as it is.
@@ -151,7 +173,8 @@ class Plan:
         >>> {write.part for write in key.revert.only("detector").writes}
         {'detector'}
         """
-        return Plan(tuple(w for w in self.writes if w.part == part), self.base)
+        kept = tuple(r for r in self.replacements if r.part == part)
+        return Plan(tuple(w for w in self.writes if w.part == part), self.base, replacements=kept)
 
     def apply(self, target: Target) -> Target:
         """An edited deep copy; the target given stays as it is.
@@ -178,6 +201,8 @@ class Plan:
         self._check(model)
         state = _state(model)
         with torch.no_grad():
+            for r in self.replacements:
+                state[r.parameter].copy_(r.values)
             for w in self.writes:
                 tensor = state[w.parameter]
                 places = torch.unravel_index(w.elements.to(tensor.device), tensor.shape)
@@ -207,7 +232,7 @@ class Plan:
         >>> torch.equal(restored.predict(images), target.predict(images))
         True
         """
-        prepared = replace(self, writes=(), removals=(), permutations=()).apply(target) if self.insertions else target
+        prepared = self._structure().apply(target) if self.insertions else target
         self._check(prepared.model)
         state = _state(prepared.model)
         restores = []
@@ -220,7 +245,15 @@ class Plan:
         return Plan(
             tuple(reversed(restores)), removals=tuple(reversed(self.insertions)),
             permutations=tuple(p.inverse() for p in reversed(self.permutations)),
+            replacements=tuple(
+                replace(r, values=state[r.parameter].detach().cpu().clone())
+                for r in self.replacements if not any(insertion.is_new(r.parameter) for insertion in self.insertions)
+            ),
         )  # fmt: skip
+
+    def _structure(self) -> Plan:
+        """Its blocks alone."""
+        return Plan(base=self.base, insertions=self.insertions)
 
     def _check(self, model: nn.Module) -> None:
         state = _state(model)
@@ -234,6 +267,16 @@ class Plan:
                 raise ModelError(f"{w.parameter} has {tensor.numel()} elements, the plan writes outside of them")
             if w.values.shape != w.elements.shape:
                 raise ModelError(f"the plan has {w.values.numel()} values for {len(w.elements)} of {w.parameter}")
+        for r in self.replacements:
+            if r.parameter not in state:
+                raise ModelError(
+                    f"the plan replaces {r.parameter}, which the model does not have: it is for another model"
+                )
+            if state[r.parameter].shape != r.values.shape:
+                raise ModelError(
+                    f"{r.parameter} has shape {tuple(state[r.parameter].shape)}, the plan replaces it by"
+                    f" {tuple(r.values.shape)}: it is for another model"
+                )
         for p in self.permutations:
             if p.parameter not in state:
                 raise ModelError(
@@ -258,7 +301,10 @@ class Plan:
             "removals": [insertion.to_json() for insertion in self.removals],
             "permutations": [{"parameter": p.parameter, "axis": p.axis, "part": p.part} for p in self.permutations],
         }
+        if self.replacements:  # keys and deltas without any stay what they were
+            facts["replacements"] = [{"parameter": r.parameter, "part": r.part} for r in self.replacements]
         tensors = {f"{prefix}{i}.order": p.order.to(torch.int32) for i, p in enumerate(self.permutations)}
+        tensors |= {f"{prefix}{i}.whole": r.values for i, r in enumerate(self.replacements)}
         for i, w in enumerate(self.writes):
             runs = _runs(w.elements)
             if runs.numel() < len(w.elements):  # whole rows and columns: their places in few numbers
@@ -278,6 +324,7 @@ class Plan:
         """
         check_writes(facts, tensors, prefix)
         check_permutations(facts, tensors, prefix)
+        check_replacements(facts, tensors, prefix)
         writes = [
             Write(f["parameter"], _elements(tensors, f"{prefix}{i}."), tensors[f"{prefix}{i}.values"], f["part"])
             for i, f in enumerate(facts["writes"])
@@ -287,7 +334,14 @@ class Plan:
             Permutation(f["parameter"], int(f["axis"]), tensors[f"{prefix}{i}.order"].long(), f["part"])
             for i, f in enumerate(facts.get("permutations", ()))  # files written before there were any
         )
-        return Plan(tuple(writes), insertions=insertions, removals=removals, permutations=permutations)
+        replacements = tuple(
+            Replacement(f["parameter"], tensors[f"{prefix}{i}.whole"], f["part"])
+            for i, f in enumerate(facts.get("replacements", ()))
+        )
+        return Plan(
+            tuple(writes), insertions=insertions, removals=removals, permutations=permutations,
+            replacements=replacements,
+        )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret.
@@ -305,7 +359,8 @@ class Plan:
         True
         """
         facts, tensors = self.to_tensors()
-        return pack("delta", DELTA_VERSION, {**facts, "base": self.base}, tensors)
+        version = DELTA_VERSION if self.replacements else DELTA_VERSION - 1  # older programs read the others
+        return pack("delta", version, {**facts, "base": self.base}, tensors)
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -316,8 +371,9 @@ class Plan:
         True
         """
         facts, tensors = unpack(
-            Path(path), "delta", DELTA_VERSION, {1: lambda first: first | {"insertions": [], "removals": []}}
-        )
+            Path(path), "delta", DELTA_VERSION,
+            {1: lambda first: first | {"insertions": [], "removals": []}, 2: lambda second: second},
+        )  # fmt: skip
         try:
             plan = replace(Plan.from_tensors(facts, tensors), base=facts["base"])
         except (KeyError, TypeError, ValueError) as error:
@@ -338,7 +394,8 @@ class Plan:
         if self.base is not None and not is_model(model, self.base):
             raise FileError("this delta was made for another base model: their digests differ")
         state = _state(model)
-        for w in self.writes:
+        given: tuple[Write | Replacement, ...] = (*self.writes, *self.replacements)
+        for w in given:
             old = state[w.parameter].detach() if w.parameter in state else None  # None: of a block that is put in first
             if old is not None and w.values.dtype != old.dtype:
                 raise FileError(f"this delta writes {w.values.dtype} into {w.parameter}, which is {old.dtype}")
@@ -412,9 +469,24 @@ def diff(base: Target, changed: Target) -> Plan:
     orders = _reorderings(before, after)
     reordered = {order.parameter for order in orders}
     rest = {name: tensor for name, tensor in before.items() if name not in reordered}
+    dense = _replacements(rest, after)
+    replaced = {r.parameter for r in dense}
+    rest = {name: tensor for name, tensor in rest.items() if name not in replaced}
     return replace(
-        structure, writes=differences(rest, after), base=model_digest(base.model), permutations=orders
+        structure, writes=differences(rest, after), base=model_digest(base.model), permutations=orders,
+        replacements=dense,
     )  # fmt: skip
+
+
+def _replacements(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Replacement, ...]:
+    """Large parameters of which nearly every value differs, as a fingerprint leaves them."""
+    found = []
+    for name, old in before.items():
+        old, new = old.detach().cpu(), after[name].detach().cpu()
+        dense = old.numel() >= _LEAST_DENSE and old.dtype == new.dtype and old.is_floating_point()
+        if dense and int((old != new).sum()) >= _DENSE * old.numel():
+            found.append(Replacement(name, new.clone(), "difference"))
+    return tuple(found)
 
 
 def _reorderings(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Permutation, ...]:
@@ -454,13 +526,16 @@ def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tu
 
 def changes(plan: Plan, base: Target) -> list[Change]:
     """What the plan changes in a base model, parameter by parameter; new parameters were zero before."""
-    prepared = replace(plan, writes=(), removals=(), permutations=()).apply(base) if plan.insertions else base
+    prepared = plan._structure().apply(base) if plan.insertions else base
     state = _state(prepared.model)
     lines = []
     for w in plan.writes:
         tensor = state[w.parameter].detach().cpu()
         old = tensor[torch.unravel_index(w.elements, tensor.shape)]
         lines.append(Change(w.parameter, len(w.elements), float((w.values.double() - old.double()).abs().max())))
+    for r in plan.replacements:
+        moved = (r.values.double() - state[r.parameter].detach().cpu().double()).abs()
+        lines.append(Change(r.parameter, int((moved > 0).sum()), float(moved.max())))
     for p in plan.permutations:
         tensor = state[p.parameter].detach().cpu().double()
         moved = (tensor.index_select(p.axis, p.order) - tensor).abs()

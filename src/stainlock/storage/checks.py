@@ -57,6 +57,15 @@ def check_permutations(facts: Any, tensors: Mapping[str, Tensor], prefix: str = 
                 f"every slice of {permutation['parameter']} once", "others")  # fmt: skip
 
 
+def check_replacements(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+    """A plan's whole parameters: a name, a part and values for each."""
+    for i, replacement in enumerate(facts.get("replacements", ())):
+        for name in ("parameter", "part"):
+            check_text(replacement[name], f"a replacement's {name}")
+        values = tensors[f"{prefix}{i}.whole"]
+        _expect(values.is_floating_point(), f"numbers as {replacement['parameter']}", values.dtype)
+
+
 def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """The types and ranges of a key's facts and tensors, whatever made it."""
     check_one_of(facts, "kind", _KINDS)

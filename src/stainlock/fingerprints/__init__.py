@@ -1,0 +1,20 @@
+"""Client fingerprints: a mark in every weight that tells whose copy a file was, after collusion too.
+
+    layout  = Layout.of(base.model, model_secret)                       which weights carry, and how strongly
+    plan    = fingerprint_plan(base, layout, client_secret)             a client's copy: plan.apply(base)
+    reading = read(suspect.state_dict(), base.model.state_dict(), layout)
+    found   = trace(reading, client_secrets)                            found.accused: who, z, p-value
+
+Secrets are 32 bytes each. Names, files and registries are other people's business.
+The mathematics: docs/fingerprints.md. Needs ``pip install stainlock[clients]``.
+"""
+
+from __future__ import annotations
+
+from stainlock.fingerprints.fingerprint import fingerprint_plan
+from stainlock.fingerprints.layout import Layout
+from stainlock.fingerprints.reading import Reading, read
+from stainlock.fingerprints.streams import code
+from stainlock.fingerprints.tracing import Accused, Trace, trace
+
+__all__ = ["Accused", "Layout", "Reading", "Trace", "code", "fingerprint_plan", "read", "trace"]

@@ -1,0 +1,38 @@
+"""A client's fingerprint, as a plan: every weight that carries gets w + a · scale_row · mark."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stainlock.fingerprints.layout import Layout, carriers, row_scales
+from stainlock.fingerprints.spreading import spread
+from stainlock.fingerprints.streams import code
+from stainlock.plan import Plan, Replacement
+from stainlock.target import Target
+
+FINGERPRINT = "fingerprint"
+
+
+def fingerprint_plan(base: Target, layout: Layout, client_secret: bytes, *, digest: str | None = None) -> Plan:
+    """The plan that makes a client's copy of the base; ``digest`` is the base's, where it is known already."""
+    signs = torch.from_numpy(code(client_secret, layout.chips))
+    held = carriers(base.model)
+    if {name: tuple(tensor.shape) for name, tensor in held.items()} != dict(layout.shapes):
+        raise ValueError("expected the model that the layout was made for, got one with other parameters")
+    replacements = [
+        Replacement(name, fingerprinted(layout, name, tensor, signs), FINGERPRINT) for name, tensor in held.items()
+    ]
+    return Plan(base=digest, replacements=tuple(replacements))
+
+
+def fingerprinted(layout: Layout, name: str, tensor: Tensor, signs: Tensor) -> Tensor:
+    """One tensor of a client's copy, in the type of the base's; ``signs`` are the client's code.
+
+    Float32 is enough for what is added, a percent of the weights; a value that is not finite stays as it is.
+    """
+    base = tensor.detach().cpu()
+    wide = base if base.dtype == torch.float64 else base.float()
+    steps = (layout.amplitude * row_scales(base)).to(wide.dtype).view(-1, *(1,) * (base.dim() - 1))
+    marked = (wide + steps * spread(layout, name, signs).to(wide.dtype)).to(base.dtype)
+    return torch.where(torch.isfinite(marked), marked, base)

@@ -1,0 +1,85 @@
+"""Which weights carry a fingerprint, and how strongly.
+
+Every parameter with two axes or more and at least 1024 weights carries: convolutions, linear layers, embeddings.
+Biases and norms are left alone: they are few, and a model depends on each of them much more. In row r of a tensor (its
+first axis) the mark's standard deviation is
+
+    a · scale_r,    scale_r = √(mean of the row's squared weights), rounded to 8 significant bits
+
+so that no row gets more than another relative to its size, and a dead row gets nothing. The rounding makes the scale,
+and with it every bit of an issued file, the same on machines that add up in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.errors import ModelError
+from stainlock.fingerprints.streams import check_secret
+
+CHIPS = 16384
+AMPLITUDE = 0.01
+PAGE = 1024  # weights that are mixed with one another, and chips in each of them
+_LEAST = 1024  # weights of a tensor that carries
+_BITS = 8
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The owner's choice for one model: its secret, the number of chips m, the amplitude a and what carries.
+
+    ``shapes`` has every tensor that carries, by name.
+    """
+
+    secret: bytes = field(repr=False)
+    shapes: Mapping[str, tuple[int, ...]]
+    chips: int = CHIPS
+    amplitude: float = AMPLITUDE
+
+    def __post_init__(self) -> None:
+        check_secret(self.secret, "the model's")
+        if self.chips < PAGE or self.chips % PAGE:
+            raise ValueError(f"expected a multiple of {PAGE} as chips, got {self.chips}")
+        if not 0 < self.amplitude < 1:
+            raise ValueError(f"expected an amplitude between 0 and 1, got {self.amplitude}")
+        if not self.shapes:
+            raise ModelError(f"no parameter has two axes and {_LEAST} weights: this model can't carry a fingerprint")
+
+    @staticmethod
+    def of(
+        base: nn.Module | Mapping[str, Tensor], secret: bytes, *, chips: int = CHIPS, amplitude: float = AMPLITUDE
+    ) -> Layout:
+        """The layout for a base model, or for its weights by name."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in carriers(base).items()}
+        return Layout(secret, shapes, chips, amplitude)
+
+    @property
+    def weights(self) -> int:
+        """How many weights carry."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+def carriers(base: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that carry, by name; a tensor with several names under the first of them."""
+    named = dict(base.named_parameters()) if isinstance(base, nn.Module) else base
+    found, seen = {}, set()
+    for name, tensor in named.items():
+        carries = tensor.dim() >= 2 and tensor.numel() >= _LEAST and tensor.dtype in _TYPES
+        place = (tensor.data_ptr(), tensor.shape)
+        if carries and place not in seen:
+            seen.add(place)
+            found[name] = tensor.detach()
+    return found
+
+
+def row_scales(tensor: Tensor) -> Tensor:
+    """scale_r for every row, in float64: ``(rows,)``."""
+    rows = tensor.detach().cpu().double().flatten(1)
+    mantissa, exponent = torch.frexp(rows.square().mean(1).sqrt())
+    scales = torch.ldexp((mantissa * 2**_BITS).round() / 2**_BITS, exponent)
+    return torch.nan_to_num(scales, nan=0.0, posinf=0.0, neginf=0.0)

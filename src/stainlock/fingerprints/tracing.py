@@ -1,0 +1,137 @@
+"""Tracing: which clients' codes a reading holds.
+
+A client's score is z = y·code / ‖y‖, where y is the reading. Of a client who had no part in a suspect, the code's signs
+are independent of y, whatever was done to the suspect, and by Hoeffding's inequality
+
+    P(z > t)  ≤  exp(−t²/2)
+
+for every y, exactly. With N codes looked at in R = 2 rounds, a client is named where
+
+    p  =  R · N · exp(−z²/2)  ≤  level,
+
+so that with probability at least 1 − level no innocent client is.
+
+Second round: the named clients' codes are projected out of y, and the rest are scored again. Of an innocent client j,
+the clients named besides j are chosen without code_j, so that the bound holds for the second y too: hence R, no more.
+Only clients with z > 2 in the first round are scored again; to look at fewer can't name more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stainlock.fingerprints.reading import Reading
+from stainlock.fingerprints.streams import packed_codes, signs
+
+LEVEL = 1e-6
+ROUNDS = 2
+_AT_ONCE = 4096  # clients
+_AGAIN = 2.0
+
+
+@dataclass(frozen=True)
+class Accused:
+    """A client who is named: the place of the secret among those tested, the score, and the corrected p-value.
+
+    ``log10_p_value`` is there because p-values below 1e−308 are 0 in floats. ``round`` is the one that named them.
+    """
+
+    client: int
+    z: float
+    p_value: float
+    log10_p_value: float
+    round: int = 1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Who is named, most certain first, and every client's score in the first round."""
+
+    accused: tuple[Accused, ...]
+    scores: NDArray[np.float64]
+    level: float
+    threshold: float  # the score that names
+
+    @property
+    def tested(self) -> int:
+        return len(self.scores)
+
+
+def trace(reading: Reading, client_secrets: Iterable[bytes], level: float = LEVEL) -> Trace:
+    """Who, of the clients with these secrets, had a part in what was read. Secrets may be a generator of millions."""
+    if not 0 < level < 1:
+        raise ValueError(f"expected a level between 0 and 1, got {level}")
+    weights = _unit(reading.chips)
+    found, again, kept = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros((0, len(weights) // 8), np.uint8)]
+    tested = 0
+    for packed in _blocks(client_secrets, len(weights)):
+        z = scores(weights, packed)
+        close = np.flatnonzero(z > _AGAIN)
+        found.append(z)
+        again.append(close + tested)
+        kept.append(packed[close])
+        tested += len(z)
+    z, candidates, codes = np.concatenate(found), np.concatenate(again), np.concatenate(kept)
+    threshold = threshold_for(tested, level)
+    first = z[candidates] > threshold
+    accused = [_accused(int(i), float(z[i]), tested, 1) for i in candidates[first]]
+    if accused:
+        rest = _unit(_without(reading.chips, signs(codes[first]).astype(np.float64)))
+        second = scores(rest, codes[~first])
+        more = second > threshold
+        named = zip(candidates[~first][more], second[more], strict=True)
+        accused += [_accused(int(i), float(score), tested, 2) for i, score in named]
+    return Trace(tuple(sorted(accused, key=lambda a: a.log10_p_value)), z, level, threshold)
+
+
+def scores(weights: NDArray[np.float64], packed: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """weights·code for every row of packed codes.
+
+    For each byte of the codes, eight chips, the 256 sums that there can be are made once and looked up.
+    """
+    tables = weights.reshape(-1, 8) @ signs(np.arange(256, dtype=np.uint8)[:, None]).T.astype(np.float64)
+    columns = np.ascontiguousarray(packed.T)
+    total, taken = np.zeros(len(packed)), np.empty(len(packed))
+    for table, column in zip(tables, columns, strict=True):
+        np.take(table, column, out=taken, mode="clip")
+        total += taken
+    return total
+
+
+def threshold_for(tested: int, level: float) -> float:
+    """The score from which a client is named."""
+    return math.sqrt(2 * math.log(ROUNDS * max(tested, 1) / level))
+
+
+def log10_p_value(z: float, tested: int) -> float:
+    """log10 of min(1, R · N · exp(−z²/2))."""
+    return min(0.0, math.log10(ROUNDS * max(tested, 1)) - max(z, 0.0) ** 2 / 2 / math.log(10))
+
+
+def _accused(client: int, z: float, tested: int, number: int) -> Accused:
+    log10 = log10_p_value(z, tested)
+    return Accused(client, z, 10**log10, log10, number)
+
+
+def _blocks(client_secrets: Iterable[bytes], chips: int) -> Iterator[NDArray[np.uint8]]:
+    secrets = iter(client_secrets)
+    while some := list(islice(secrets, _AT_ONCE)):
+        yield packed_codes(some, chips)
+
+
+def _unit(chips: NDArray[np.float64]) -> NDArray[np.float64]:
+    norm = float(np.linalg.norm(chips))
+    return chips / norm if norm > 0 else np.zeros_like(chips)
+
+
+def _without(chips: NDArray[np.float64], codes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What is left of a reading when codes are projected out."""
+    shares, *_ = np.linalg.lstsq(codes.T, chips, rcond=None)
+    left: NDArray[np.float64] = chips - codes.T @ shares
+    return left
