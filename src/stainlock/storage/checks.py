@@ -63,7 +63,7 @@ def check_replacements(facts: Any, tensors: Mapping[str, Tensor], prefix: str = 
         for name in ("parameter", "part"):
             check_text(replacement[name], f"a replacement's {name}")
         values = tensors[f"{prefix}{i}.whole"]
-        _expect(values.is_floating_point(), f"numbers as {replacement['parameter']}", values.dtype)
+        expect(values.is_floating_point(), f"numbers as {replacement['parameter']}", values.dtype)
 
 
 def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
