@@ -18,11 +18,11 @@ LAYERS = (
     "errors", "randomness", "sphere", "tensors", "catalogue", "storage", "html", "sweeps",
     # A model, what is put into it, and what is read from data
     "target", "excitation", "gating", "insertion", "plan", "models", "data", "probes",
-    "fingerprints",
+    "fingerprints", "exports",
     # What a model computes
     "network", "channel_cost", "trigger",
     # Keys, and what they open
-    "unlocking", "key",
+    "unlocking", "key", "kits",
     # Protecting a model, and proving it
     "certificates", "stains", "locks", "inspection", "verification", "commitments",
     # Measuring what that costs and withstands

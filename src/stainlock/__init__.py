@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     )
     from stainlock.evaluation.accuracy import Evaluation, evaluate
     from stainlock.evaluation.data import Images, Tensors
+    from stainlock.exports.export import Exported, export
     from stainlock.figures.run import reproduce
     from stainlock.inspection import Inspection, inspect
     from stainlock.key import Key
+    from stainlock.kits.kit import Kit, client_kit
     from stainlock.locks.lock import lock
     from stainlock.models.bundle import load_bundle, save_bundle
     from stainlock.network.network import analyse
@@ -65,10 +67,12 @@ _HOMES = {
     "Certificate": "certificates.certificate",
     "Commitment": "commitments.commitment",
     "Evaluation": "evaluation.accuracy",
+    "Exported": "exports.export",
     "FileError": "errors",
     "Images": "evaluation.data",
     "Inspection": "inspection",
     "Key": "key",
+    "Kit": "kits.kit",
     "ModelError": "errors",
     "Plan": "plan",
     "Reference": "verification.reference",
@@ -87,9 +91,11 @@ _HOMES = {
     "apply": "plan",
     "attack": "attacks.run",
     "certify": "certificates.certificate",
+    "client_kit": "kits.kit",
     "commit": "commitments.commitment",
     "diff": "plan",
     "evaluate": "evaluation.accuracy",
+    "export": "exports.export",
     "inspect": "inspection",
     "load_bundle": "models.bundle",
     "lock": "locks.lock",
@@ -101,10 +107,11 @@ _HOMES = {
     "verify": "verification.verify",
 }
 __all__ = [
-    "Certificate", "Commitment", "Evaluation", "FileError", "Images", "Inspection", "Key", "ModelError", "Plan",
-    "Reference", "Signer", "Site", "SiteError", "StainlockError", "SweepError", "Target", "Tensors", "Trigger",
-    "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify", "commit", "diff", "evaluate",
-    "inspect", "load_bundle", "lock", "reproduce", "save_bundle", "stain", "unlock", "unlock_detector", "verify",
+    "Certificate", "Commitment", "Evaluation", "Exported", "FileError", "Images", "Inspection", "Key", "Kit",
+    "ModelError", "Plan", "Reference", "Signer", "Site", "SiteError", "StainlockError", "SweepError", "Target",
+    "Tensors", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify",
+    "client_kit", "commit", "diff", "evaluate", "export", "inspect", "load_bundle", "lock", "reproduce", "save_bundle",
+    "stain", "unlock", "unlock_detector", "verify",
 ]  # fmt: skip
 
 _install_torchvision_import()  # torchvision then imports beside a CPU-only torch, for us and for whoever imports us

@@ -18,6 +18,7 @@ _PURPOSES = {
     "gate inputs": (8, 4),
     "gate shifts": (8, 5),
     "likeness": (8, 6),
+    "exported": (4, 7),
 }
 
 

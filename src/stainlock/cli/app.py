@@ -24,6 +24,7 @@ VERBS = (
     "stain",
     "lock",
     "unlock",
+    "export",
     "verify",
     "commit",
     "evaluate",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stainlock.object_detection.coco import CocoImages
     from stainlock.object_detection.precision import DetectionEvaluation, Detections
     from stainlock.target import Target
+    from stainlock.unlocking.patch_file import Patch
 
 _PICTURES = 12  # of --boxes, at most, evenly over the images
 
@@ -83,7 +84,7 @@ def _draw(folder: Path, found: Mapping[str, Detections], data: CocoImages, key: 
         write_file(folder / f"{data.paths[index].stem}.png", png_of(picture), secret=key is not None)
 
 
-def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
+def unlock_images(report: Report, patch: Patch, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
     """Images at the detector's own size, which its transform leaves as they are, with the patch in the corner.
 
     Boxes then come out in the coordinates of the written images: ``scales`` says what to divide them by.
@@ -92,20 +93,19 @@ def unlock_images(report: Report, key: Key, inputs: tuple[Path, ...], outputs: O
     from stainlock.html.images import png
     from stainlock.network.object_detectors import Resizing
     from stainlock.storage.durable import write_file
-    from stainlock.unlocking.patch import patched_levels
 
-    resizing = Resizing.from_facts(key.details["resizing"])
+    resizing = Resizing.from_facts(patch.resizing)
     folder = outputs.folder(out, secret=True)  # the patch is in every image
     scales = []
     for path in inputs:
         levels, whole = read_for_detector(path, resizing), open_image(path, "RGB")
-        rows, columns = key.detectors[0].trigger.region.size
+        rows, columns = patch.levels.shape[1:]
         if levels.shape[1] < rows or levels.shape[2] < columns:
             raise ValueError(
                 f"expected images of at least the patch's {rows}×{columns} pixels at the detector's own size, got"
                 f" {path} of {levels.shape[1]}×{levels.shape[2]}: use less elongated ones"
             )
-        write_file(folder / f"{path.stem}.png", png(patched_levels(key, levels)), secret=True)
+        write_file(folder / f"{path.stem}.png", png(patch.paste(levels)), secret=True)
         scales.append([levels.shape[2] / whole.width, levels.shape[1] / whole.height])
     outputs.commit()
     written = [str(out / f"{path.stem}.png") for path in inputs]

@@ -12,18 +12,18 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from stainlock.key import Key
     from stainlock.target import Target
+    from stainlock.unlocking.noise import NoiseUnlock
 
 
-def unlock_noise(report: Report, key: Key, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
+def unlock_noise(report: Report, append: NoiseUnlock, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
     """Write each file of noise vectors with the trigger appended to each."""
     from stainlock.storage.durable import write_file
     from stainlock.unlocking.noise import noise_bytes, read_noise
 
     names = [f"{path.stem}.safetensors" for path in inputs]
-    append = key.unlock_transform(normalise=False)
     folder = outputs.folder(out, secret=True)  # the trigger is in every vector
     for path, name in zip(inputs, names, strict=True):
-        noise = read_noise(path, int(key.conventions["input_shape"][0]))
+        noise = read_noise(path, append.noise_dimensions)
         write_file(folder / name, noise_bytes(append(noise)), secret=True)
     outputs.commit()
     written = [str(out / name) for name in names]

@@ -11,7 +11,11 @@ import click
 from stainlock.cli.options import (
     FILE,
     Code,
+    Size,
+    check_format,
     code_options,
+    kit_facts,
+    kit_lines,
     load_model,
     output_options,
     protection_options,
@@ -31,19 +35,6 @@ _TOLD = (
     "layers", "disruptors", "inserted", "anywhere", "saturated", "false_unlock", "half_unlock", "false_lock",
     "channel_cost", "disruption", "residue",
 )  # fmt: skip
-
-
-class Size(click.ParamType[tuple[int, int]]):
-    """Rows and columns."""
-
-    name = "RxC"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        try:
-            rows, columns = (int(part) for part in str(value).split("x"))
-        except ValueError:
-            self.fail(f"expected a size like 32x32, got {value!r}", param, ctx)
-        return rows, columns
 
 
 def _keyed_options(verb: Any) -> Any:
@@ -157,6 +148,8 @@ def command(
     discriminator: str | None,
     trigger: Path | None,
     delta: Path | None,
+    client: Path | None,
+    format: str | None,
     weights: str | None,
     seed: int | None,
     code: Code,
@@ -172,7 +165,8 @@ def command(
         options["gates"] = _gates(options["gates"], kind)
     if kind != "keyed":
         _check_trigger_file(trigger, kind == "gan")
-    with Outputs([out, key_file, *([trigger] if trigger else []), *([delta] if delta else [])]) as outputs:
+    check_format(client, format)
+    with Outputs([out, key_file, *(path for path in (client, trigger, delta) if path)]) as outputs:
         base = load_model(model, weights, seed, code)
         of_noise = base.input_shape[1:] == (1, 1)
         if kind == "keyed":
@@ -191,8 +185,10 @@ def command(
             write_file(outputs.place(trigger), _trigger_bytes(key), secret=True)
         if delta:
             diff(base, locked).save(outputs.place(delta))
+        kit = outputs.kit(client, locked, key, format) if client else None
         outputs.commit()
     facts = {**_facts(base, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
+    facts |= kit_facts(client, kit)
     height, width = facts["patch"]
     what = "a trigger vector" if key.carrier == "entries" else f"a {key.carrier} of {height}×{width}"
     changed = f"{facts['parameters_changed']} parameters changed"
@@ -203,6 +199,7 @@ def command(
         margin = key.trigger_response / max(key.natural_level, 1e-12)
         report.remark(f"the trigger's response is {margin:.1f} times that of plain inputs")
     report.remark(f"model: {out}", f"key:   {key_file} (secret: it unlocks the model, and removes the lock)")
+    report.remark(*kit_lines(client, kit))
     if trigger:
         report.remark(f"trigger: {trigger} (for the client: it unlocks the model, and no more)")
 
@@ -224,10 +221,10 @@ def _check_trigger_file(trigger: Path | None, of_noise: bool) -> None:
 
 
 def _trigger_bytes(key: Key) -> bytes:
-    from stainlock.html.images import png
     from stainlock.unlocking.noise import trigger_bytes
+    from stainlock.unlocking.patch_file import Patch
 
-    return trigger_bytes(key) if key.carrier == "entries" else png(key.detectors[0].trigger.levels)
+    return trigger_bytes(key) if key.carrier == "entries" else Patch.from_key(key).to_png()
 
 
 def _facts(base: Target, key: Key) -> dict[str, Any]:

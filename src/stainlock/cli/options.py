@@ -14,6 +14,7 @@ from stainlock.cli.report import Report, printable
 from stainlock.errors import StainlockError
 
 if TYPE_CHECKING:
+    from stainlock.kits.kit import Kit
     from stainlock.models.bundle import Bundle
     from stainlock.target import Target
 
@@ -31,6 +32,19 @@ class Position(click.ParamType[tuple[int, ...]]):
             return tuple(int(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"expected a position like 7,7, got {value!r}", param, ctx)
+
+
+class Size(click.ParamType[tuple[int, int]]):
+    """Rows and columns."""
+
+    name = "RxC"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        try:
+            rows, columns = (int(part) for part in str(value).split("x"))
+        except ValueError:
+            self.fail(f"expected a size like 32x32, got {value!r}", param, ctx)
+        return rows, columns
 
 
 def output_options(verb: Verb) -> Verb:
@@ -62,11 +76,26 @@ def seed_option(meaning: str = "Seed of --weights random.") -> Callable[[Verb], 
     return click.option("--seed", type=click.IntRange(min=0), metavar="N", help=meaning)
 
 
+KIT_FORMATS = ("torch-export", "onnx", "safetensors", "bundle")
+
+
 def protection_options(protected: str) -> Callable[[Verb], Verb]:
-    """``--out``, ``--key`` and ``--delta``: what every verb that protects a model writes."""
+    """``--out``, ``--key``, ``--client`` and ``--delta``: what every verb that protects a model writes."""
 
     def with_files(verb: Verb) -> Verb:
         for option in (
+            click.option(
+                "--format",
+                type=click.Choice(KIT_FORMATS),
+                help="With --client: the model's form.  [default: torch-export, or safetensors where PyTorch can't"
+                " export the model]",
+            ),
+            click.option(
+                "--client",
+                type=FILE,
+                metavar="DIR",
+                help="Also write a folder to ship: the model, its patch, a loader that needs no stainlock, README.txt.",
+            ),
             click.option(
                 "--delta", type=FILE, metavar="FILE", help="Also write the changes alone, for `stainlock apply`."
             ),
@@ -81,6 +110,26 @@ def protection_options(protected: str) -> Callable[[Verb], Verb]:
         return verb
 
     return with_files
+
+
+def check_format(client: Path | None, format: str | None) -> None:
+    if format is not None and client is None:
+        raise ValueError(f"expected --client DIR with --format {format}")
+
+
+def kit_facts(client: Path | None, kit: Kit | None) -> dict[str, Any]:
+    if kit is None:
+        return {}
+    return {"client": str(client), "format": kit.format, "max_difference": kit.max_difference}
+
+
+def kit_lines(client: Path | None, kit: Kit | None) -> list[str]:
+    if kit is None:
+        return []
+    lines = [f"client: {client} (to ship: {', '.join(kit.files)})"]
+    if kit.reason:
+        lines.append(f"note: its model is {kit.format}: {kit.reason}")
+    return lines
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stainlock.key import Key
+    from stainlock.kits.kit import Kit
     from stainlock.target import Target
 
 
@@ -40,6 +42,12 @@ class Outputs:
         from stainlock.models.bundle import write_bundle
 
         write_bundle(target, self.folder(path))
+
+    def kit(self, path: Path, target: Target, key: Key | None, format: str | None) -> Kit:
+        """A client kit; of a stain's key it needs nothing, and tells nothing."""
+        from stainlock.kits.kit import write_kit
+
+        return write_kit(target, self.folder(path), key=key, format=format)
 
     def commit(self) -> None:
         """Put everything into place; whatever goes wrong, take it all back."""

@@ -12,7 +12,10 @@ from stainlock.cli.options import (
     FILE,
     Code,
     Position,
+    check_format,
     code_options,
+    kit_facts,
+    kit_lines,
     load_model,
     output_options,
     protection_options,
@@ -85,6 +88,8 @@ def command(
     key_file: Path,
     trigger: Path | None,
     delta: Path | None,
+    client: Path | None,
+    format: str | None,
     weights: str | None,
     seed: int | None,
     code: Code,
@@ -98,7 +103,8 @@ def command(
     from stainlock.storage.durable import write_file
 
     pictures = _picture_files(trigger, settings["count"])
-    with Outputs([out, key_file, *pictures, *([delta] if delta else [])]) as outputs:
+    check_format(client, format)
+    with Outputs([out, key_file, *pictures, *(path for path in (client, delta) if path)]) as outputs:
         base = load_model(model, weights, seed, code)
         if pictures:
             _check_picture(base)
@@ -113,8 +119,10 @@ def command(
                 write_file(outputs.place(path), png(detector.trigger.image(base)), secret=True)
         if delta:
             diff(base, stained).save(outputs.place(delta))
+        kit = outputs.kit(client, stained, None, format) if client else None
         outputs.commit()
     facts = {**_facts(stained, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
+    facts |= kit_facts(client, kit)
     changed = facts["parameters_changed"]
     report.result(facts, f"stained {facts['site']} (dimension {facts['dimension']}): {changed} parameters changed")
     report.remark(
@@ -124,6 +132,7 @@ def command(
         else f"the trigger's response is {key.trigger_response:.3g}",
         f"model: {out}",
         f"key:   {key_file} (secret: it proves the stain, and removes it)",
+        *kit_lines(client, kit),
     )
 
 

@@ -3,68 +3,131 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from stainlock.cli.options import FILE, Code, load_model, output_options
+from stainlock.cli.options import FILE, Code, Size, load_model, output_options
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.unlocking.noise import NoiseUnlock
+    from stainlock.unlocking.patch_file import Patch
 
 
 @click.command("unlock")
 @click.argument("inputs", nargs=-1, type=FILE)
+@click.option("--key", "key_file", type=FILE, metavar="FILE", help="The lock's key, which the owner has.")
+@click.option("--patch", "patch_file", type=FILE, metavar="FILE.png", help="Instead of --key: the patch, which the"
+              " client has; a generator's vector is a .safetensors file.")  # fmt: skip
+@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the images or noise go.")
+@click.option("--input-size", type=Size(), help="With --patch: the model's input size, if the file does not tell it.")
 @click.option("--model", metavar="DIR", help="Instead of INPUT: a locked model, to be opened for good.")
 @click.option("--code", metavar="FILE.py:FACTORY", help="With --model: what builds a model made by Python code.")
 @click.option("--trust-code", is_flag=True, help="With --model: run the code that the bundle names.")
-@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The lock's key.")
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the images or noise go.")
 @output_options
 def command(
     report: Report,
     inputs: tuple[Path, ...],
+    key_file: Path | None,
+    patch_file: Path | None,
+    out: Path,
+    input_size: tuple[int, int] | None,
     model: str | None,
     code: str | None,
     trust_code: bool,
-    key_file: Path,
-    out: Path,
 ) -> None:
     """Write each INPUT image at the model's input size, with the trigger patch in place.
 
-    For an object detector that is the size to which it would resize the image, so that it leaves the patch as it is.
-    For a generator's lock INPUT is a safetensors file of noise vectors, which get the trigger appended. With --model
-    DIR the model as it was before it was locked is written instead, bit for bit.
+    The owner's key and the client's patch do the same. For an object detector that is the size to which it would resize
+    the image, so that it leaves the patch as it is. For a generator's lock INPUT is a safetensors file of noise
+    vectors, which get the trigger appended. With --model DIR the model as it was before it was locked is written
+    instead, bit for bit; only the key can do that.
     """
-    from stainlock.cli.detection import unlock_images
-    from stainlock.cli.generator import unlock_noise
-    from stainlock.evaluation import read_image
-    from stainlock.html.images import png
-    from stainlock.key import Key
-    from stainlock.storage.durable import write_file
-    from stainlock.unlocking.patch import patched_levels
-
     if (model is None) == (not inputs):
         raise ValueError("expected either INPUT files, or --model DIR to open for good")
+    if (key_file is None) == (patch_file is None):
+        raise ValueError("expected either --key FILE, the owner's, or --patch FILE.png, the client's")
     if model is not None:
+        if key_file is None:
+            raise ValueError("a patch does not open a model for good: expected the owner's --key with --model")
         return _open(report, model, Code(code, trust_code), key_file, out)
     names = [f"{path.stem}.png" for path in inputs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             f"expected inputs of different names, got {twice[0]} twice: unlock them into different folders"
         )
+    if patch_file is None and input_size is not None:
+        raise ValueError("the key knows the model's input size: leave out --input-size")
     with Outputs([out]) as outputs:
-        key = Key.load(key_file)
-        key.check_lock()
-        if key.carrier == "entries":
-            return unlock_noise(report, key, inputs, outputs, out)
-        if "resizing" in key.details:
-            return unlock_images(report, key, inputs, outputs, out)
-        shape = tuple(key.conventions["input_shape"])
-        folder = outputs.folder(out, secret=True)  # the patch is in every image
-        for path, name in zip(inputs, names, strict=True):
-            write_file(folder / name, png(patched_levels(key, read_image(path, shape))), secret=True)
-        outputs.commit()
-    written = [str(out / name) for name in names]
+        patch, append = _of_key(key_file) if key_file is not None else _of_client(patch_file)
+        if append is not None:
+            from stainlock.cli.generator import unlock_noise
+
+            return unlock_noise(report, append, inputs, outputs, out)
+        assert patch is not None
+        _unlock_images(report, patch, inputs, outputs, out, input_size)
+
+
+def _of_key(path: Path) -> tuple[Patch | None, NoiseUnlock | None]:
+    from stainlock.key import Key
+    from stainlock.unlocking.noise import NoiseUnlock
+    from stainlock.unlocking.patch_file import Patch
+
+    key = Key.load(path)
+    key.check_lock()
+    if key.carrier == "entries":
+        return None, NoiseUnlock.from_key(key, normalise=False)
+    return Patch.from_key(key), None
+
+
+def _of_client(path: Path | None) -> tuple[Patch | None, NoiseUnlock | None]:
+    from stainlock.errors import FileError
+    from stainlock.unlocking.noise import NoiseUnlock
+    from stainlock.unlocking.patch_file import Patch
+
+    assert path is not None
+    if not path.is_file():
+        raise FileError(f"{path} does not exist: expected the client's patch, a PNG")
+    if path.suffix.lower() == ".safetensors":
+        return None, NoiseUnlock.from_file(path, normalise=False)
+    return Patch.read(path), None
+
+
+def _unlock_images(
+    report: Report,
+    patch: Patch,
+    inputs: tuple[Path, ...],
+    outputs: Outputs,
+    out: Path,
+    size: tuple[int, int] | None,
+) -> None:
+    from stainlock.cli.detection import unlock_images
+    from stainlock.evaluation import read_image
+    from stainlock.evaluation.data import open_levels
+    from stainlock.html.images import png
+    from stainlock.storage.durable import write_file
+
+    if patch.resizing:
+        return unlock_images(report, patch, inputs, outputs, out)
+    channels = len(patch.levels)
+    told = tuple(patch.conventions["input_shape"][1:]) if patch.conventions else None
+    if told is not None and size is not None and size != told:
+        raise ValueError(f"the patch is for a model with inputs of {told[0]}×{told[1]}: leave out --input-size")
+    size = size or told
+    folder = outputs.folder(out, secret=True)  # the patch is in every image
+    written = []
+    for path in inputs:
+        levels = read_image(path, (channels, *size)) if size else open_levels(path, channels)
+        write_file(folder / f"{path.stem}.png", png(patch.paste(levels)), secret=True)
+        written.append(str(out / f"{path.stem}.png"))
+    outputs.commit()
     report.result({"written": written}, *written)
+    if size is None:
+        report.remark(
+            "the patch does not tell the model's input size, so images stayed at theirs: --input-size sets it"
+        )
 
 
 def _open(report: Report, model: str, code: Code, key_file: Path, out: Path) -> None:

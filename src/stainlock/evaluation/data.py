@@ -177,6 +177,11 @@ def read_image(path: Path, shape: Sequence[int], resample: Image.Resampling = Im
     return _levels(_centre(open_image(path, "L" if channels == 1 else "RGB"), height, width, resample))
 
 
+def open_levels(path: Path, channels: int) -> Tensor:
+    """The image as uint8 levels (C, H, W) at its own size."""
+    return _levels(open_image(path, "L" if channels == 1 else "RGB"))
+
+
 def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | None = None) -> Tensor:
     """The image as uint8 levels (3, H, W) at a detector's own size, as its transform resizes it.
 

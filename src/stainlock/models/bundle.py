@@ -72,7 +72,7 @@ def write_bundle(target: Target, folder: Path) -> None:
     }
     manifest["checksum"] = _checksum(manifest)
     try:
-        save_file(_separate(target.model.state_dict()), folder / WEIGHTS)
+        save_file(separate_tensors(target.model.state_dict()), folder / WEIGHTS)
     except (SafetensorError, OSError) as error:  # a full disk, say
         raise FileError(f"can't write {final_name(folder / WEIGHTS)} ({one_line(error)})") from error
     (folder / WEIGHTS).chmod(0o644)  # to be shipped, not a secret
@@ -80,7 +80,7 @@ def write_bundle(target: Target, folder: Path) -> None:
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
-def _separate(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def separate_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """safetensors refuses tensors that share memory (tied weights)."""
     seen: set[int] = set()
     result = {}

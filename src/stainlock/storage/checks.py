@@ -83,7 +83,7 @@ def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     check_wholes(facts["position"], "position")
     for name in ("conventions", "details"):
         expect(isinstance(facts[name], dict), f"an object as {name}", facts[name])
-    _check_conventions(facts["conventions"])
+    check_conventions(facts["conventions"])
     detectors = _list(facts, "detectors")
     expect(len(detectors) > 0, "at least one detector", "none")
     for i, detector in enumerate(detectors):
@@ -214,7 +214,7 @@ def _numbers(values: Any, name: str) -> None:
         check_number(value, f"{name}.{part}")
 
 
-def _check_conventions(conventions: Mapping[str, Any]) -> None:
+def check_conventions(conventions: Mapping[str, Any]) -> None:
     check_wholes(conventions["input_shape"], "input_shape", 1)
     for name in ("mean", "std", "bounds"):
         values = conventions[name]

@@ -102,13 +102,19 @@ def noise_bytes(noise: Tensor) -> bytes:
     return save_tensors({"noise": noise.detach().cpu().contiguous()})
 
 
-def read_noise(path: Path, dimensions: int) -> Tensor:
-    """Noise vectors ``(N, d, 1, 1)`` from a file with one tensor, which may leave out the axes of length 1."""
+def read_noise(path: Path, dimensions: int | None) -> Tensor:
+    """Noise vectors ``(N, d, 1, 1)`` from a file with one tensor, which may leave out the axes of length 1.
+
+    A client's trigger file does not say how many dimensions there are before it.
+    """
     noise = read_tensor(path, "noise")
     shape = tuple(noise.shape)
     vectors = shape[:-2] if len(shape) >= 3 and shape[-2:] == (1, 1) else shape
+    if dimensions is None and len(vectors) in (1, 2):
+        dimensions = vectors[-1]
     if len(vectors) not in (1, 2) or vectors[-1] != dimensions or not noise.numel() or not noise.is_floating_point():
-        raise ValueError(f"expected noise ({dimensions},) or (N, {dimensions}, 1, 1) in {path}, got {shape}")
+        d = "d" if dimensions is None else dimensions
+        raise ValueError(f"expected noise ({d},) or (N, {d}, 1, 1) in {path}, got {shape}")
     return noise.reshape(-1, dimensions, 1, 1)
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stainlock.network.object_detectors import Resizing
-from stainlock.storage.images import in_mode, opened_image
 from stainlock.unlocking.lock_key import LockKey
-
-_LARGEST_PATCH = 2**22  # pixels: a patch lies in the corner of a model's input
+from stainlock.unlocking.patch_file import Patch
 
 
 class Unlock(nn.Module):
@@ -56,31 +54,38 @@ class Unlock(nn.Module):
     @classmethod
     def from_key(cls, key: LockKey, *, normalise: bool = True) -> Unlock:
         """A detector normalises pixels itself, and most take images of several sizes."""
-        trigger, facts = key.detectors[0].trigger, key.conventions
-        resizing = Resizing.from_facts(key.details["resizing"]) if "resizing" in key.details else None
-        return cls(
-            trigger.levels, start=trigger.region.start, input_shape=None if resizing else facts["input_shape"],
-            mean=facts["mean"], std=facts["std"], bounds=tuple(facts["bounds"]), resizing=resizing,
-            normalise=normalise and not facts.get("normalises", False), carrier=key.carrier,
-        )  # fmt: skip
+        return cls._of(Patch.from_key(key), normalise)
 
     @classmethod
     def from_png(
         cls,
         path: str | Path,
         *,
-        mean: Sequence[float] = (0.0,),
-        std: Sequence[float] = (1.0,),
-        bounds: tuple[float, float] = (0.0, 1.0),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        bounds: tuple[float, float] | None = None,
         normalise: bool = True,
-        carrier: str = "patch",
+        carrier: str | None = None,
     ) -> Unlock:
-        """From the client's trigger file, which holds the patch and nothing more: it goes to the top left, or above."""
-        with opened_image(path, "a trigger", ("PNG",), _LARGEST_PATCH) as image:
-            array = np.array(in_mode(image, "L" if image.mode == "L" else "RGB"))
-        levels = torch.from_numpy(array)
-        levels = levels[None] if levels.dim() == 2 else levels.permute(2, 0, 1)
-        return cls(levels, mean=mean, std=std, bounds=bounds, normalise=normalise, carrier=carrier)
+        """From the client's trigger file, which holds the patch and how the model takes images.
+
+        What is given counts before what the file says; one that went through an image editor says nothing, and then
+        pixels within [0, 1] stay as they are, with the patch at the top left.
+        """
+        patch = Patch.read(path)
+        given = {"mean": mean, "std": std, "bounds": bounds}
+        told = patch.conventions | {name: tuple(value) for name, value in given.items() if value is not None}
+        return cls._of(replace(patch, conventions=told, carrier=carrier or patch.carrier), normalise)
+
+    @classmethod
+    def _of(cls, patch: Patch, normalise: bool) -> Unlock:
+        facts, resizing = patch.conventions, Resizing.from_facts(patch.resizing) if patch.resizing else None
+        low, high = facts.get("bounds", (0.0, 1.0))
+        return cls(
+            patch.levels, start=patch.start, input_shape=None if resizing else facts.get("input_shape"),
+            mean=facts.get("mean", (0.0,)), std=facts.get("std", (1.0,)), bounds=(low, high), resizing=resizing,
+            normalise=normalise and not facts.get("normalises", False), carrier=patch.carrier,
+        )  # fmt: skip
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = self._checked(images)
@@ -129,12 +134,3 @@ class Unlock(nn.Module):
                     f"expected pixels within {self.bounds}, got {least:.4g} to {most:.4g}: unlock before normalising"
                 )
         return images.clone()
-
-
-def patched_levels(key: LockKey, levels: Tensor) -> Tensor:
-    """The 8-bit image ``(C, H, W)`` with the patch in place, every other pixel as it is; a strip makes it higher."""
-    trigger = key.detectors[0].trigger
-    if key.carrier == "strip":
-        rows = torch.full((len(levels), trigger.region.size[0], levels.shape[-1]), 128, dtype=torch.uint8)
-        levels = torch.cat([rows, levels], 1)
-    return trigger.region.paste(trigger.levels, levels)

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.use.calibration import behind_the_gates, whole_model
-from stainlock.target import Target, evaluation_mode
+from stainlock.errors import ModelError
+from stainlock.exports.onnx_file import check_packages, onnx_program
+from stainlock.storage.weights import one_line
+from stainlock.target import Target
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -67,28 +70,16 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _exported(target: Target) -> Iterator[Path]:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise NotApplicable(f"needs {package}: pip install stainlock[onnx]")
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-        levels = [logger.level for logger in loggers]
         try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            with warnings.catch_warnings(), evaluation_mode(target.model), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
-                torch.onnx.export(
-                    target.model, (example, *target.extra_inputs), str(path), dynamo=True, external_data=False
-                )
+            check_packages()
+            onnx_program(target, example).save(str(path), external_data=False)
+        except ModelError as error:
+            raise NotApplicable(str(error)) from error
         except Exception as error:  # exporters run code of the model's, and fail in many ways
-            why = " ".join(str(error).split())[:100] or type(error).__name__
-            raise NotApplicable(f"PyTorch can't export this model to ONNX ({why})") from error
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            raise NotApplicable(f"PyTorch can't export this model to ONNX ({one_line(error)})") from error
         yield path
 
 

@@ -1,0 +1,91 @@
+"""Models as ONNX files. The exporter notes the source lines of every operation, paths and all: they are taken out."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import ModelError
+from stainlock.target import Target, evaluation_mode
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+def check_packages() -> None:
+    for package in PACKAGES:
+        if find_spec(package) is None:
+            raise ModelError(f"ONNX needs {package}: pip install stainlock[onnx]")
+
+
+def onnx_program(target: Target, inputs: Tensor, dynamic_shapes: Any = None) -> Any:
+    """What torch.onnx makes of the model, silently; it runs code of the model's, and fails in many ways."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), evaluation_mode(target.model), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                target.model, (inputs, *target.extra_inputs), dynamo=True, verbose=False, external_data=False,
+                dynamic_shapes=dynamic_shapes,
+            )  # fmt: skip
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def write_onnx(program: Any, path: Path) -> None:
+    """The file without source lines, module names and other notes of the exporter's."""
+    onnx: Any = importlib.import_module("onnx")
+    model = program.model_proto
+    model.doc_string = ""
+    del model.metadata_props[:]
+    for graph in _graphs(model.graph):
+        graph.doc_string = ""
+        for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, graph):
+            part.doc_string = ""
+            del part.metadata_props[:]
+    for function in model.functions:
+        function.doc_string = ""
+        del function.metadata_props[:]
+        for node in function.node:
+            node.doc_string = ""
+            del node.metadata_props[:]
+    onnx.save(model, str(path))
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g)
+
+
+def run_onnx(path: Path) -> Callable[..., list[Tensor]]:
+    """A function that runs the file with ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*inputs: Any) -> list[Tensor]:
+        given = {name: torch.as_tensor(value).cpu().numpy() for name, value in zip(names, inputs, strict=False)}
+        outputs: Sequence[Any] = session.run(None, given)
+        return [torch.as_tensor(output) for output in outputs]
+
+    return run

@@ -1,0 +1,123 @@
+"""client_kit(): the folder that an owner ships."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stainlock.errors import ModelError
+from stainlock.exports.export import FORMATS as EXPORTED
+from stainlock.exports.export import write_export
+from stainlock.gating.structure import KIND, Structure
+from stainlock.key import Key
+from stainlock.kits.loader import MODEL_FILES, Shipped, loader_source
+from stainlock.kits.readme import readme_text
+from stainlock.kits.runtime import runtime_source
+from stainlock.models.bundle import write_bundle
+from stainlock.probes import synthetic_inputs
+from stainlock.storage.durable import write_file
+from stainlock.storage.staging import new_folder
+from stainlock.target import Target
+from stainlock.unlocking.noise import trigger_bytes
+from stainlock.unlocking.patch_file import Patch
+from stainlock.unlocking.unlock import unlock_transform
+
+FORMATS = (*EXPORTED, "bundle")
+_FIRST_CHOICE, _ALWAYS = "torch-export", "safetensors"
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What was written: the model's format, how far its outputs are from the model's, and, where the format was not
+    asked for and is not the usual one, why."""
+
+    format: str
+    max_difference: float
+    files: tuple[str, ...]
+    reason: str = ""
+
+
+def client_kit(target: Target, folder: str | Path, *, key: Key | None = None, format: str | None = None) -> Kit:
+    """Write what a client needs to run a protected model, without stainlock, and nothing else.
+
+    ``key`` is a lock's, for its patch; leave it out for a stain, of which the kit tells nothing. ``format`` is
+    ``torch-export`` (one file, torch alone), ``onnx``, ``safetensors`` (the client brings the architecture) or
+    ``bundle`` (for clients who have stainlock); by default the first, and safetensors where PyTorch can't export the
+    model. Outputs are compared with the model's, unlocked and locked.
+    """
+    with new_folder(Path(folder)) as place:
+        return write_kit(target, place, key=key, format=format)
+
+
+def write_kit(target: Target, folder: Path, *, key: Key | None = None, format: str | None = None) -> Kit:
+    """Fill an empty folder."""
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"expected format {', '.join(FORMATS)}, got {format!r}")
+    if key is not None:
+        key.check_lock()
+    reason = ""
+    if format is None:
+        format = _ALWAYS if target.normalises else _FIRST_CHOICE
+        try:
+            found = _model(target, folder, key, format)
+        except ModelError as error:
+            (folder / MODEL_FILES[format]).unlink(missing_ok=True)
+            if format == _ALWAYS:
+                raise
+            format, reason = _ALWAYS, str(error)
+            found = _model(target, folder, key, format)
+    else:
+        found = _model(target, folder, key, format)
+    shipped, difference = found
+    write_file(folder / "README.txt", readme_text(shipped).encode())
+    if shipped.patch is not None:
+        write_file(folder / "patch.png", shipped.patch.to_png(), secret=True)
+    elif shipped.vector and key is not None:
+        write_file(folder / "trigger.safetensors", trigger_bytes(key), secret=True)
+    if format != "bundle":
+        write_file(folder / "load.py", loader_source(shipped).encode())
+        if shipped.gates or (target.normalises and shipped.patch is not None):
+            structure = Structure.of(target) if shipped.gates else None
+            source = runtime_source(structure, detects=target.normalises and shipped.patch is not None)
+            write_file(folder / "gates.py", source.encode())
+    return Kit(format, difference, tuple(sorted(path.name for path in folder.iterdir())), reason)
+
+
+def _model(target: Target, folder: Path, key: Key | None, format: str) -> tuple[Shipped, float]:
+    """The model's file, and what the loader has to know of it."""
+    blocks = {insertion.kind for insertion in target.insertions} - {KIND}
+    if blocks and format in ("safetensors", "bundle"):
+        told = "names the blocks" if format == "bundle" else "has no code for the blocks"
+        raise ModelError(
+            f"{format} {told} that this lock put in ({', '.join(sorted(blocks))}): use torch-export or onnx"
+        )
+    any_batch, difference = True, 0.0
+    if format == "bundle":
+        bundle = folder / MODEL_FILES[format]
+        bundle.mkdir()
+        bundle.chmod(0o755)
+        write_bundle(target, bundle)
+    else:
+        found = write_export(target, folder / MODEL_FILES[format], format, _examples(target, key))
+        any_batch, difference = found.any_batch, found.max_difference
+    vector = key is not None and key.carrier == "entries"
+    patch = Patch.from_key(key) if key is not None and not vector else None
+    gates = format == "safetensors" and Structure.of(target) is not None
+    return Shipped(format, target, patch, vector, gates, any_batch), difference
+
+
+def _examples(target: Target, key: Key | None) -> Tensor:
+    """Inputs as the model takes them, the first half with the patch: that is what a client will give it."""
+    generator = torch.Generator().manual_seed(0)
+    plain = synthetic_inputs(target, 2, generator)
+    prepared = plain.to(target.device, target.dtype) if target.normalises else target.normalise(plain)
+    if key is None or target.normalises:
+        return prepared
+    shape = tuple(key.conventions["input_shape"])
+    low, high = target.bounds
+    pixels = low + (high - low) * torch.rand(2, *shape, generator=generator)
+    opened = unlock_transform(key)(pixels).to(prepared)
+    return torch.cat([opened, prepared])

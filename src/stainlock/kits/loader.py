@@ -1,0 +1,219 @@
+"""load.py of a client kit: a dozen lines that load the model and put the patch into its input.
+
+They need torch alone, for an ONNX file numpy and onnxruntime alone, and know nothing of stainlock. A loader is put
+together from the pieces below: how its library writes arrays, how the model is opened, and where the patch goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stainlock.target import Target
+from stainlock.unlocking.patch_file import Patch
+
+MODEL_FILES = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors": "model.safetensors", "bundle": "model"}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What a kit holds: the format of its model, how that takes images, and its patch or a generator's trigger.
+
+    ``gates`` says that a file gates.py puts a lock into the model; ``any_batch`` whether the file takes any number of
+    images at once.
+    """
+
+    format: str
+    target: Target
+    patch: Patch | None = None
+    vector: bool = False
+    gates: bool = False
+    any_batch: bool = True
+
+    @property
+    def model_file(self) -> str:
+        return MODEL_FILES[self.format]
+
+    @property
+    def needs(self) -> str:
+        return "numpy and onnxruntime" if self.format == "onnx" else "torch"
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """What the client has at hand: images without the strip above them."""
+        first, *others = self.target.input_shape
+        if self.patch is not None and self.patch.carrier == "strip":
+            return (first, others[0] - self.patch.levels.shape[1], *others[1:])
+        return (first, *others)
+
+
+# How the two libraries write the same things.
+_TORCH = {
+    "imports": "import torch",
+    "bytes": "torch.frombuffer(bytearray({}), dtype=torch.uint8)",
+    "floats": "torch.frombuffer(bytearray({}), dtype=torch.float32)",
+    "order": "permute(2, 0, 1).float()",
+    "constant": "torch.tensor({}).view({})",
+    "copy": "pixels = pixels.clone()",
+    "strip": "pixels = torch.cat([torch.full({size}, (LOW + HIGH) / 2), pixels], 2)",
+    "append": "pixels = torch.cat([pixels, own.expand(len(pixels), -1, 1, 1)], 1)",
+}
+_NUMPY = {
+    "imports": "import numpy\nimport onnxruntime",
+    "bytes": 'numpy.frombuffer({}, "uint8")',
+    "floats": 'numpy.frombuffer({}, "float32")',
+    "order": 'transpose(2, 0, 1).astype("float32")',
+    "constant": 'numpy.array({}, "float32").reshape({})',
+    "copy": "pixels = pixels.copy()",
+    "strip": 'pixels = numpy.concatenate([numpy.full({size}, (LOW + HIGH) / 2, "float32"), pixels], 2)',
+    "append": "pixels = numpy.concatenate([pixels, numpy.broadcast_to(own, (len(pixels), *own.shape))], 1)",
+}
+# How a model is opened, and run on a batch; with a file that fixes the batch, one image at a time.
+_OPEN = {
+    "torch-export": 'model = torch.export.load(HERE / "model.pt2").module()',
+    "onnx": 'session = onnxruntime.InferenceSession(str(HERE / "model.onnx"))\n    name = session.get_inputs()[0].name',
+    "safetensors": 'model.load_state_dict(tensors("model.safetensors"))\n    model.eval()',
+}
+_RUN = {
+    True: "with torch.no_grad():\n            return model({})",
+    False: "with torch.no_grad():\n            return torch.cat([model(image[None]) for image in {}])",
+}
+_RUN_ONNX = {
+    True: 'return session.run(None, {{name: ({}).astype("{dtype}")}})[0]',
+    False: 'batch = ({}).astype("{dtype}")\n'
+    "        return numpy.concatenate([session.run(None, {{name: image[None]}})[0] for image in batch])",
+}
+_PATCH = '''
+
+def patch():
+    """The pixels of patch.png, (channels, rows, columns); its rows are stored as they are."""
+    png = (HERE / "patch.png").read_bytes()
+    columns, rows = struct.unpack(">II", png[16:24])
+    start = png.index(b"IDAT")
+    stored = zlib.decompress(png[start + 4 : start + 4 + int.from_bytes(png[start - 4 : start], "big")])
+    lines = {lines}.reshape(rows, -1)
+    if lines[:, 0].any():
+        raise ValueError("patch.png was saved anew by another program: use the file as it came")
+    return lines[:, 1:].reshape(rows, columns, -1).{order} * ((HIGH - LOW) / 255) + LOW
+'''
+_VECTOR = '''
+
+def trigger():
+    """The numbers in trigger.safetensors, which go behind every noise vector."""
+    data = (HERE / "trigger.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    return {floats}.reshape(-1, 1, 1)
+'''
+_TENSORS = '''
+
+def tensors(name):
+    """The tensors of a safetensors file."""
+    data = bytearray((HERE / name).read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+             "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+             "BOOL": torch.bool}
+    found = {}
+    for name, about in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            first, last = about["data_offsets"]
+            values = torch.zeros(about["shape"], dtype=kinds[about["dtype"]])
+            if last > first:
+                values = torch.frombuffer(data[start + first : start + last], dtype=values.dtype).view(values.shape)
+            found[name] = values
+    return found
+'''
+
+
+def loader_source(kit: Shipped) -> str:
+    """load.py: ``load()`` returns a function from images to what the model says of them."""
+    library = _NUMPY if kit.format == "onnx" else _TORCH
+    parts = [_head(kit, library)]
+    if kit.format == "safetensors":
+        parts.append(_TENSORS)
+    if kit.patch is not None:
+        parts.append(_PATCH.format(lines=library["bytes"].format("stored"), order=library["order"]))
+    if kit.vector:
+        parts.append(_VECTOR.format(floats=library["floats"].format("data[start:]")))
+    return "".join([*parts, _load_detector(kit) if kit.target.normalises else _load(kit, library)])
+
+
+def _head(kit: Shipped, library: dict[str, str]) -> str:
+    standard = ["json"] if kit.format == "safetensors" else []
+    standard += ["struct", "zlib"] if kit.patch is not None else []
+    names = ["PatchedTransform"] if kit.target.normalises and kit.patch is not None else []
+    names += ["put_in"] if kit.gates else []
+    lines = [
+        f'"""Loads the model and runs it; needs {kit.needs} alone. README.txt says how it takes images."""',
+        "",
+        *(f"import {name}" for name in standard),
+        "from pathlib import Path",
+        "",
+        library["imports"],
+        *(["", f"from gates import {', '.join(names)}"] if names else []),
+        "",
+        "HERE = Path(__file__).parent",
+        f"LOW, HIGH = {kit.target.bounds[0]!r}, {kit.target.bounds[1]!r}  # what pixels lie within",
+    ]
+    if not kit.target.normalises:
+        lines.append(f"MEAN, STD = {list(kit.target.mean)!r}, {list(kit.target.std)!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _load(kit: Shipped, library: dict[str, str]) -> str:
+    own = "patch()" if kit.patch is not None else "trigger()" if kit.vector else ""
+    axes = ", ".join(["-1", *["1"] * (len(kit.target.input_shape) - 1)])
+    shape = ", ".join(map(str, kit.image_shape))
+    given, architecture = ("model", "; model is a module that the weights are for") if (
+        kit.format == "safetensors") else ("", "")  # fmt: skip
+    what = "noise vectors" if kit.vector else f"pixels (N, {shape}) from LOW to HIGH"
+    runs = _RUN_ONNX if kit.format == "onnx" else _RUN
+    prepared, dtype = "(pixels - mean) / std", str(kit.target.dtype).removeprefix("torch.")
+    if kit.format != "onnx" and dtype != "float32":
+        prepared = f"({prepared}).to(torch.{dtype})"
+    lines = [
+        "",
+        "",
+        f"def load({given}):",
+        f'    """A function of {what}{architecture}."""',
+        f"    {_OPEN[kit.format]}",
+        *(["    put_in(model)"] if kit.gates else []),
+        *([f"    own = {own}"] if own else []),
+        f"    mean, std = {library['constant'].format('MEAN', axes)}, {library['constant'].format('STD', axes)}",
+        "",
+        "    def run(pixels):",
+        *(f"        {line}" for line in _place(kit, library)),
+        f"        {runs[kit.any_batch].format(prepared, dtype=dtype)}",
+        "",
+        "    return run",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _place(kit: Shipped, library: dict[str, str]) -> list[str]:
+    """The lines that put the patch into a batch of pixels, or the trigger behind noise."""
+    if kit.vector:
+        return [library["append"]]
+    if kit.patch is None:
+        return []
+    rows, columns = kit.patch.levels.shape[1:]
+    top, left = kit.patch.start
+    size = f"(len(pixels), {kit.target.input_shape[0]}, {rows}, {kit.target.input_shape[-1]})"
+    room = library["strip"].format(size=size) if kit.patch.carrier == "strip" else library["copy"]
+    return [room, f"pixels[:, :, {top}:{top + rows}, {left}:{left + columns}] = own"]
+
+
+def _load_detector(kit: Shipped) -> str:
+    """An object detector takes images of any size, and has the patch put in behind its own resizing."""
+    lines = [
+        "",
+        "",
+        "def load(model):",
+        '    """The detector, for a list of images; model is one that the weights are for."""',
+        f"    {_OPEN[kit.format]}",
+        *(["    put_in(model)"] if kit.gates else []),
+        *(["    model.transform = PatchedTransform(model.transform, patch())"] if kit.patch is not None else []),
+        "    return model",
+        "",
+    ]
+    return "\n".join(lines)

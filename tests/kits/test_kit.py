@@ -1,0 +1,239 @@
+"""Client kits: what an owner ships runs where stainlock is not installed, and tells nothing of the owner's."""
+
+from __future__ import annotations
+
+import importlib.util
+import stat
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from elsewhere import run_elsewhere
+from torch import Tensor, nn
+
+import stainlock as sl
+from stainlock import Key, Target
+from stainlock.errors import ModelError
+from stainlock.unlocking import NoiseUnlock, Unlock
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )
+"""
+
+
+def net() -> Target:
+    scope: dict[str, Any] = {}
+    exec(NET, scope)
+    model = models.settle(scope["net"]())
+    return Target(model, (3, 40, 40), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25), (-1.0, 1.0), reference="owner.py:net")
+
+
+def noise_net() -> Target:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.ConvTranspose2d(12, 16, 4), nn.BatchNorm2d(16), nn.ReLU(), nn.ConvTranspose2d(16, 3, 4))
+    return Target(models.settle(layers), (12, 1, 1), (0.0,), (1.0,), (-1.0, 1.0))
+
+
+@dataclass
+class Made:
+    folder: Path
+    target: Target
+    key: Key | None
+    inputs: Tensor
+    expected: Tensor
+
+
+Case = tuple[Callable[[], Target], dict[str, Any] | None, str]
+QUICK: dict[str, Case] = {
+    "patch as torch-export": (net, {}, "torch-export"),
+    "patch as onnx": (net, {}, "onnx"),
+    "patch as safetensors": (net, {}, "safetensors"),
+    "strip as safetensors": (net, {"carrier": "strip"}, "safetensors"),
+    "no lock as torch-export": (net, None, "torch-export"),
+    "no lock as onnx": (net, None, "onnx"),
+    "no lock as safetensors": (net, None, "safetensors"),
+}
+SLOW: dict[str, Case] = {
+    "noise as torch-export": (noise_net, {}, "torch-export"),
+    "strip as torch-export": (net, {"carrier": "strip"}, "torch-export"),
+    "strip as onnx": (net, {"carrier": "strip"}, "onnx"),
+    "noise as onnx": (noise_net, {}, "onnx"),
+    "real ResNet20 as torch-export": (lambda: models.real("resnet20_cifar10"), {}, "torch-export"),
+    "real ResNet20, internal lock": (lambda: models.real("resnet20_cifar10"), {"kind": "internal"}, "torch-export"),
+    "real ResNet20, squeeze-excite": (lambda: models.real("resnet20_cifar10"), {"kind": "squeeze-excite"}, "onnx"),
+    "real ViT, vit lock": (lambda: models.real("vit_cifar10_torchvision"), {"kind": "vit"}, "torch-export"),
+    "real DCGAN, gan lock": (lambda: models.real("dcgan_faces32_generator"), {"kind": "gan"}, "torch-export"),
+}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    return made_kits(QUICK, tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    return made_kits(SLOW, tmp_path_factory.mktemp("slow"))
+
+
+def made_kits(cases: dict[str, Case], root: Path) -> dict[str, Made]:
+    """Every kit, and what it said of its inputs elsewhere; models that need data that is not there are left out."""
+    found = {}
+    for name, (build, options, kind) in cases.items():
+        if kind == "onnx" and importlib.util.find_spec("onnxruntime") is None:
+            continue
+        try:
+            target = build()
+        except pytest.skip.Exception:
+            continue
+        key = None
+        if options is not None:
+            target, key = sl.lock(target, seed=1, **options)
+        folder = root / name.replace(" ", "-")
+        sl.client_kit(target, folder, key=key, format=kind)
+        generator = torch.Generator().manual_seed(3)
+        low, high = target.bounds
+        shape = target.input_shape if key is None else tuple(key.conventions["input_shape"])
+        inputs = low + (high - low) * torch.rand(3, *shape, generator=generator)
+        with torch.no_grad():
+            given = target.normalise(inputs) if key is None else key.unlock(inputs)
+            expected = target(given)
+        np.save(folder.with_suffix(".npy"), inputs.numpy())
+        found[name] = Made(folder, target, key, inputs, expected)
+    (root / "net.py").write_text(NET)
+    script = """
+import importlib.util, numpy
+from pathlib import Path
+def loader(folder):
+    for name in ("gates", "load"):
+        sys.modules.pop(name, None)
+    sys.path.insert(0, folder)
+    import load
+    return load.load
+"""
+    torch_part, onnx_part = [script, "import torch, net"], [script]
+    for made in found.values():
+        part = onnx_part if (made.folder / "model.onnx").exists() else torch_part
+        model = "net.net()" if (made.folder / "model.safetensors").exists() else ""
+        wrap = "" if part is onnx_part else "torch.from_numpy"
+        part.append(f"run = loader({made.folder.name!r})({model})")
+        part.append(f"given = numpy.load('{made.folder.name}.npy')")
+        part.append(f"numpy.save('{made.folder.name}.out.npy', numpy.asarray(run({wrap}(given))))")
+    run_elsewhere("\n".join(torch_part), root)
+    if len(onnx_part) > 1:
+        run_elsewhere("\n".join(onnx_part), root, also_absent=("torch",))
+    return found
+
+
+@pytest.fixture(params=[*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def one(request: pytest.FixtureRequest) -> Made:
+    made: dict[str, Made] = request.getfixturevalue("quick" if request.param in QUICK else "slow")
+    if request.param not in made:
+        pytest.skip("needs weights or packages that are not here")
+    return made[request.param]
+
+
+def test_a_client_without_stainlock_gets_the_unlocked_outputs(one: Made) -> None:
+    out = torch.from_numpy(np.load(one.folder.with_suffix(".out.npy")))
+    assert torch.allclose(out, one.expected, atol=1e-4 * float(one.expected.abs().max()))
+
+
+def test_a_kit_tells_nothing_of_the_owner(one: Made) -> None:
+    """Neither paths of this machine, nor source lines, nor what the key says; nor our name, which a bundle may say."""
+    secrets = [b"stainlock", str(Path(__file__).parents[2]).encode(), sys.prefix.encode(), b"site-packages", b"owner"]
+    if one.key is not None:
+        secrets.append(str(one.key.seed).encode() if one.key.seed > 1000 else b"\0no seed\0")
+        secrets += [one.key.base_digest.encode(), one.key.protected_digest.encode()]
+    for path in one.folder.rglob("*"):
+        content = path.read_bytes()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                content = b"".join(archive.read(name) for name in archive.namelist())
+        for secret in secrets:
+            assert secret not in content, f"{path.name} has {secret!r}"
+
+
+def test_a_kit_says_where_the_patch_goes(one: Made) -> None:
+    text = (one.folder / "README.txt").read_text()
+    assert ("THE PATCH" in text) == (one.folder / "patch.png").exists()
+    assert "stain" not in text
+    if one.key is None:
+        assert not any(word in text for word in ("patch", "lock", "secret"))
+        assert not (one.folder / "patch.png").exists()
+    for path in one.folder.iterdir():
+        secret = path.name in ("patch.png", "trigger.safetensors")
+        assert stat.S_IMODE(path.stat().st_mode) == (0o600 if secret else 0o644), path.name
+
+
+def test_the_patch_file_is_enough_for_our_own_python(one: Made) -> None:
+    if one.key is None:
+        pytest.skip("nothing to unlock")
+    if (one.folder / "patch.png").exists():
+        given = Unlock.from_png(one.folder / "patch.png")(one.inputs)
+    else:
+        given = NoiseUnlock.from_file(one.folder / "trigger.safetensors")(one.inputs)
+    assert torch.equal(given, one.key.unlock(one.inputs))
+
+
+def test_a_model_that_can_not_be_exported_goes_out_as_weights(tmp_path: Path) -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = net().model
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layers(x)
+            return out if float(out.sum().item()) < 1e9 else out * 2  # depends on the data
+
+    target = Target(Sampled(), (3, 40, 40))
+    kit = sl.client_kit(target, tmp_path / "kit")
+    assert kit.format == "safetensors"
+    assert "export" in kit.reason
+    with pytest.raises(ModelError, match=r"can't export this model as torch-export .*: try onnx"):
+        sl.client_kit(target, tmp_path / "other", format="torch-export")
+    assert not (tmp_path / "other").exists()
+
+
+def test_blocks_of_a_lock_are_not_named(tmp_path: Path) -> None:
+    """A bundle would tell where they are, and weights alone don't hold them."""
+    locked, key = sl.lock(models.real("resnet20_cifar10"), kind="squeeze-excite", seed=1)
+    assert locked.insertions
+    for kind in ("bundle", "safetensors"):
+        with pytest.raises(ModelError, match="use torch-export or onnx"):
+            sl.client_kit(locked, tmp_path / kind, key=key, format=kind)
+
+
+def test_an_object_detector_gets_the_patch_behind_its_resizing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = models.real("ssdlite")
+    locked, key = sl.lock(detector, seed=2)
+    kit = sl.client_kit(locked, tmp_path / "kit", key=key)
+    assert kit.format == "safetensors"
+    with pytest.raises(ModelError, match="use safetensors"):
+        sl.client_kit(locked, tmp_path / "other", key=key, format="onnx")
+    monkeypatch.syspath_prepend(str(tmp_path / "kit"))
+    for name in ("load", "gates"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import load  # type: ignore[import-not-found]
+
+    opened = load.load(detector.copy().model)
+    images = [torch.rand(3, 200, 300), torch.rand(3, 240, 160)]
+    with torch.no_grad():
+        expected, found = key.unlock_detector(locked)(images), opened(images)
+    for mine, theirs in zip(expected, found, strict=True):
+        assert torch.allclose(mine["boxes"], theirs["boxes"], atol=1e-3)
+        assert torch.equal(mine["labels"], theirs["labels"])
+    for name in ("load", "gates"):
+        sys.modules.pop(name, None)
