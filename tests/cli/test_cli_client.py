@@ -13,6 +13,11 @@ from PIL import Image
 BASE = "small.py:model"
 
 
+def picture(path: str) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
 @pytest.fixture
 def locked(run: Run, work: Path) -> Path:
     made = run("lock", BASE, "--out", "locked", "--key", "lock.key", "--client", "kit", "--format", "safetensors",
@@ -36,18 +41,18 @@ def test_a_patch_does_what_the_key_does(run: Run, locked: Path) -> None:
     assert by_key.status == by_patch.status == 0
     assert by_patch.facts == {"written": ["by-patch/0.png", "by-patch/1.png"]}
     for name in ("0.png", "1.png"):
-        assert np.array_equal(np.asarray(Image.open(f"by-key/{name}")), np.asarray(Image.open(f"by-patch/{name}")))
+        assert np.array_equal(picture(f"by-key/{name}"), picture(f"by-patch/{name}"))
 
 
 def test_a_patch_that_was_saved_anew_needs_the_size(run: Run, locked: Path) -> None:
-    Image.open("client.png").save("plain.png", pnginfo=None)
+    Image.fromarray(picture("client.png")).save("plain.png")
     told = run("unlock", "photos/0.png", "--patch", "plain.png", "--out", "own-size")
     assert told.status == 0
     assert "--input-size sets it" in told.stderr
-    assert Image.open("own-size/0.png").size == Image.open("photos/0.png").size
+    assert picture("own-size/0.png").shape == picture("photos/0.png").shape
     assert run("unlock", "photos/0.png", "--patch", "plain.png", "--input-size", "32x32", "--out", "out").status == 0
     assert run("unlock", "photos/0.png", "--key", "lock.key", "--out", "by-key").status == 0
-    assert np.array_equal(np.asarray(Image.open("out/0.png")), np.asarray(Image.open("by-key/0.png")))
+    assert np.array_equal(picture("out/0.png"), picture("by-key/0.png"))
 
 
 @pytest.mark.parametrize(

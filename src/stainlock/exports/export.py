@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +19,7 @@ from stainlock.exports.program import exported_program, run_program, write_progr
 from stainlock.models.bundle import separate_tensors
 from stainlock.probes import probe_inputs
 from stainlock.storage.staging import Staging
-from stainlock.storage.weights import load_weights, one_line
+from stainlock.storage.weights import load_state, one_line
 from stainlock.target import Target, evaluation_mode
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
@@ -54,6 +54,11 @@ def export(target: Target, path: str | Path, *, format: str | None = None, examp
     The last two hold whatever a lock has put into the model, in one file that needs neither its code nor stainlock. Of
     a keyed lock the weights alone are without the gates. ``examples`` are inputs as the model takes them, on which
     both are run; synthetic ones by default. A file that computes something else is not kept.
+
+    >>> import stainlock as sl
+    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
+    >>> sl.export(target, "resnet18.safetensors").max_difference
+    0.0
     """
     path = Path(path)
     kind = format_of(path, format)
@@ -73,7 +78,7 @@ def write_export(target: Target, path: Path, kind: str, examples: Tensor | None 
         with torch.no_grad():
             for parameter in other.model.parameters():
                 parameter.zero_()
-        load_weights(other.model, path)
+        load_state(other.model, load_file(path), str(path))
         ran, any_batch = _runner(other), True
     else:
         if target.normalises:

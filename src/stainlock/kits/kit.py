@@ -47,6 +47,12 @@ def client_kit(target: Target, folder: str | Path, *, key: Key | None = None, fo
     ``torch-export`` (one file, torch alone), ``onnx``, ``safetensors`` (the client brings the architecture) or
     ``bundle`` (for clients who have stainlock); by default the first, and safetensors where PyTorch can't export the
     model. Outputs are compared with the model's, unlocked and locked.
+
+    >>> import stainlock as sl
+    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
+    >>> locked, key = sl.lock(target, seed=0)
+    >>> sl.client_kit(locked, "for-acme", key=key, format="safetensors").files
+    ('README.txt', 'gates.py', 'load.py', 'model.safetensors', 'patch.png')
     """
     with new_folder(Path(folder)) as place:
         return write_kit(target, place, key=key, format=format)

@@ -95,7 +95,7 @@ def _whole_from(least: int) -> Callable[[Any, str], None]:
     return lambda value, name: check_whole(value, name, least)
 
 
-def _resizing(value: Any, name: str) -> None:
+def check_resizing(value: Any, name: str) -> None:
     _check_fields(value, {"fixed", "shorter", "longer", "multiple"}, name)
     if value["fixed"]:
         check_wholes(value["fixed"], f"{name}.fixed", 1)
@@ -108,7 +108,7 @@ _DETAILS: dict[str, Callable[[Any, str], None]] = {
     "anywhere": _flag, "candidates": _whole_from(1), "classes": _wholes(0), "dimensions": _whole_from(1),
     "disruptors": _texts, "free_dimension": _whole_from(1), "free_size": check_number, "inserted": _texts,
     "layers": _texts, "message_bytes": _whole_from(0), "noise": check_text, "random_classes": _flag,
-    "resizing": _resizing, "restarts": _whole_from(1), "saturated": _flag, "total_classes": _whole_from(1),
+    "resizing": check_resizing, "restarts": _whole_from(1), "saturated": _flag, "total_classes": _whole_from(1),
     "tries": _whole_from(1),
 }  # fmt: skip
 

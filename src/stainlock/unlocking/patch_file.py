@@ -22,6 +22,7 @@ from stainlock.errors import FileError
 from stainlock.network.features import Region
 from stainlock.storage.checks import check_conventions
 from stainlock.storage.images import in_mode, opened_image
+from stainlock.storage.lock_checks import check_resizing
 from stainlock.target import Target
 from stainlock.unlocking.lock_key import LockKey
 
@@ -114,21 +115,8 @@ def _checked(text: str, levels: Tensor) -> dict[str, Any]:
     if target.input_shape[0] != len(levels):
         raise ValueError(f"expected a patch of {target.input_shape[0]} channels, as the model's input has")
     if resizing is not None:
-        _check_resizing(resizing)
+        check_resizing(resizing, "resizing")
     return {"start": tuple(start), "carrier": carrier, "conventions": told, "resizing": resizing or {}}
-
-
-def _check_resizing(facts: Any) -> None:
-    if set(facts) != {"fixed", "shorter", "longer", "multiple"}:
-        raise ValueError("expected a detector's sizes as fixed, shorter, longer and multiple")
-    fixed = facts["fixed"]
-    numbers = [facts["shorter"], facts["longer"], facts["multiple"], *(fixed if isinstance(fixed, list) else [])]
-    if not all(map(_is_place, numbers)) or (fixed is not None and (not isinstance(fixed, list) or len(fixed) != 2)):
-        raise ValueError("expected whole numbers as a detector's sizes")
-    if fixed is None and min(facts["shorter"], facts["longer"], facts["multiple"]) < 1:
-        raise ValueError("expected a detector's sizes above 0")
-    if fixed is not None and min(fixed) < 1:
-        raise ValueError("expected a detector's sizes above 0")
 
 
 def _is_place(value: Any) -> bool:
