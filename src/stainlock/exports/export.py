@@ -29,7 +29,11 @@ _CLOSE = 1e-3  # of the largest output: other kernels sum in another order
 @dataclass(frozen=True)
 class Exported:
     """What `export` wrote. ``max_difference`` is the largest one between an output of the file and of the model;
-    ``any_batch`` says whether it takes any number of images, or one at a time."""
+    ``any_batch`` says whether it takes any number of images, or one at a time.
+
+    >>> sl.export(stained, "stained.pt2").any_batch
+    True
+    """
 
     format: str
     max_difference: float
@@ -55,9 +59,7 @@ def export(target: Target, path: str | Path, *, format: str | None = None, examp
     a keyed lock the weights alone are without the gates. ``examples`` are inputs as the model takes them, on which
     both are run; synthetic ones by default. A file that computes something else is not kept.
 
-    >>> import stainlock as sl
-    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
-    >>> sl.export(target, "resnet18.safetensors").max_difference
+    >>> sl.export(stained, "stained.safetensors").max_difference
     0.0
     """
     path = Path(path)

@@ -32,7 +32,11 @@ _FIRST_CHOICE, _ALWAYS = "torch-export", "safetensors"
 @dataclass(frozen=True)
 class Kit:
     """What was written: the model's format, how far its outputs are from the model's, and, where the format was not
-    asked for and is not the usual one, why."""
+    asked for and is not the usual one, why.
+
+    >>> sl.client_kit(stained, "for-acme").files
+    ('README.txt', 'load.py', 'model.pt2')
+    """
 
     format: str
     max_difference: float
@@ -48,10 +52,7 @@ def client_kit(target: Target, folder: str | Path, *, key: Key | None = None, fo
     ``bundle`` (for clients who have stainlock); by default the first, and safetensors where PyTorch can't export the
     model. Outputs are compared with the model's, unlocked and locked.
 
-    >>> import stainlock as sl
-    >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
-    >>> locked, key = sl.lock(target, seed=0)
-    >>> sl.client_kit(locked, "for-acme", key=key, format="safetensors").files
+    >>> sl.client_kit(locked, "for-acme", key=lock_key, format="safetensors").files
     ('README.txt', 'gates.py', 'load.py', 'model.safetensors', 'patch.png')
     """
     with new_folder(Path(folder)) as place:
