@@ -2,7 +2,8 @@
 
     layout  = Layout.of(base.model, model_secret)                       which weights carry, and how strongly
     plan    = fingerprint_plan(base, layout, client_secret)             a client's copy: plan.apply(base)
-    reading = read(suspect.state_dict(), base.model.state_dict(), layout)
+    theirs  = align(suspect.state_dict(), base.model.state_dict())      names, orders and scales as the base has them
+    reading = read(theirs.weights, base.model.state_dict(), layout)     one number for each chip
     found   = trace(reading, client_secrets)                            found.accused: who, z, p-value
 
 Secrets are 32 bytes each. Names, files and registries are other people's business.
@@ -11,10 +12,11 @@ The mathematics: docs/fingerprints.md. Needs ``pip install stainlock[clients]``.
 
 from __future__ import annotations
 
+from stainlock.fingerprints.alignment import Aligned, align
 from stainlock.fingerprints.fingerprint import fingerprint_plan
 from stainlock.fingerprints.layout import Layout
 from stainlock.fingerprints.reading import Reading, read
 from stainlock.fingerprints.streams import code
 from stainlock.fingerprints.tracing import Accused, Trace, trace
 
-__all__ = ["Accused", "Layout", "Reading", "Trace", "code", "fingerprint_plan", "read", "trace"]
+__all__ = ["Accused", "Aligned", "Layout", "Reading", "Trace", "align", "code", "fingerprint_plan", "read", "trace"]

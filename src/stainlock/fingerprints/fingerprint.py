@@ -29,10 +29,9 @@ def fingerprint_plan(base: Target, layout: Layout, client_secret: bytes, *, dige
 def fingerprinted(layout: Layout, name: str, tensor: Tensor, signs: Tensor) -> Tensor:
     """One tensor of a client's copy, in the type of the base's; ``signs`` are the client's code.
 
-    Float32 is enough for what is added, a percent of the weights; a value that is not finite stays as it is.
+    Float32 is enough for what is added, a percent of the weights; a row with a value that is not finite stays as it is.
     """
     base = tensor.detach().cpu()
-    wide = base if base.dtype == torch.float64 else base.float()
-    steps = (layout.amplitude * row_scales(base)).to(wide.dtype).view(-1, *(1,) * (base.dim() - 1))
-    marked = (wide + steps * spread(layout, name, signs).to(wide.dtype)).to(base.dtype)
-    return torch.where(torch.isfinite(marked), marked, base)
+    wide = torch.promote_types(base.dtype, torch.float32)
+    steps = (layout.amplitude * row_scales(base)).to(wide).view(-1, *(1,) * (base.dim() - 1))
+    return spread(layout, name, signs).to(wide).mul_(steps).add_(base).to(base.dtype)

@@ -79,7 +79,8 @@ def carriers(base: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def row_scales(tensor: Tensor) -> Tensor:
     """scale_r for every row, in float64: ``(rows,)``."""
-    rows = tensor.detach().cpu().double().flatten(1)
-    mantissa, exponent = torch.frexp(rows.square().mean(1).sqrt())
+    rows = tensor.detach().cpu().flatten(1)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    mantissa, exponent = torch.frexp(norms / rows.shape[1] ** 0.5)
     scales = torch.ldexp((mantissa * 2**_BITS).round() / 2**_BITS, exponent)
     return torch.nan_to_num(scales, nan=0.0, posinf=0.0, neginf=0.0)

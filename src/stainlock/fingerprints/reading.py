@@ -70,6 +70,6 @@ def _scored(theirs: Tensor, ours: Tensor | None, amplitude: float) -> tuple[Tens
     suspect = (theirs.dequantize() if theirs.is_quantized else theirs).detach().cpu().float()
     base = torch.zeros_like(suspect) if ours is None else ours.detach().cpu().float()
     steps = (amplitude * row_scales(suspect if ours is None else base)).float().view(-1, *(1,) * (suspect.dim() - 1))
-    u = (suspect - base) / steps
-    says = torch.isfinite(u) & ~((suspect == 0) & (base != 0))
-    return score(u, says), int(says.sum())
+    u = (suspect - base).div_(steps)
+    u.masked_fill_(suspect == 0, float("nan"))  # pruned
+    return score(u.view(-1)), int(torch.isfinite(u).sum())

@@ -27,7 +27,7 @@ from stainlock.fingerprints.streams import keystream, signs, tensor_secret
 
 _SIDE = 32
 _ROW = PAGE // 8
-_AT_ONCE = 2048  # pages, two million weights
+_AT_ONCE = 256  # pages, so that intermediate values stay in the processor's cache
 
 
 def _hadamard(size: int) -> Tensor:

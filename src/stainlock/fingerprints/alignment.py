@@ -1,0 +1,189 @@
+"""A suspect's tensors under the base's names, in the base's order and scale.
+
+The same function can be written in many ways: channels in another order, rescaled, with dummy neurons between them,
+batch norms folded in, columns scrambled by a keyed lock, tensors renamed or transposed by an exporter. Of a tensor W
+of the base, the suspect then has
+
+    S[i', j'] = r_i · c_j · W[i, j]          with i' = rows(i) and j' = columns(j)
+
+and since S is otherwise close to W, rows and columns can be told by their directions. One of the two must be known to
+find the other, so orders are handed on from tensor to tensor: whatever order was found for an axis is tried for every
+other axis of the same width, which leads from the inputs, whose order is known, through the network. No graph is needed.
+
+Nothing here knows of any client's code, so that tracing stays valid whatever is matched with whatever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stainlock.storage.weights import PREFIXES
+
+ALIKE = 0.5  # cosine from which two rows are taken for the same
+_ALIGNED = 0.9  # cosine from which two tensors need no aligning
+_SHARE = 0.5  # of the rows that must be alike
+_RESCALED = 0.02  # deviation of gains that is no accident
+_ENTRIES = 1024  # of a row that are looked at to find its match
+_CANDIDATES = 16  # tensors of another name that are tried
+_ROUNDS = 3
+
+Order = Tensor  # for each of the base's slices the suspect's, or −1
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The suspect's tensors as they lie beside the base's; NaN where a slice has no counterpart.
+
+    ``changed`` says of those that were not where they belong what was done to them.
+    """
+
+    weights: dict[str, Tensor]
+    changed: dict[str, str]
+
+
+def align(suspect: Mapping[str, Any], base: Mapping[str, Tensor]) -> Aligned:
+    """Every tensor of the base that the suspect has in some form; others are left out."""
+    given = _floats(_without_prefixes(suspect, base))
+    left = {name: tensor.detach().cpu().float() for name, tensor in base.items() if tensor.dim() >= 2}
+    weights: dict[str, Tensor] = {}
+    changed: dict[str, str] = {}
+    orders: list[Order] = []
+    for _ in range(_ROUNDS):
+        before = len(left)
+        for name, ours in list(left.items()):
+            for other, theirs in _candidates(name, ours, given):
+                found = _fitted(theirs, ours, orders)
+                if found is None:
+                    continue
+                weights[name], done = found
+                notes = [note for note in (f"found as {other}" if other != name else "", done) if note]
+                if notes:
+                    changed[name] = ", ".join(notes)
+                del left[name], given[other]
+                break
+        if len(left) == before:
+            break
+    return Aligned(weights, changed)
+
+
+def _candidates(name: str, ours: Tensor, given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensor of that name first, then others that could be it, the other way round too."""
+    if name in given and given[name].dim() == ours.dim():
+        yield name, given[name]
+    others = [(other, tensor) for other, tensor in given.items() if other != name and tensor.shape == ours.shape]
+    if ours.dim() == 2:
+        others += [(other, tensor.T) for other, tensor in given.items() if tensor.shape == ours.T.shape]
+    yield from others[:_CANDIDATES]
+
+
+def _fitted(theirs: Tensor, ours: Tensor, orders: list[Order]) -> tuple[Tensor, str] | None:
+    """The suspect's tensor in the base's order and scale, and what was done for that; None if it is another tensor."""
+    if theirs.shape == ours.shape and _cosine(theirs, ours) > _ALIGNED:
+        return _rescaled(theirs, ours, "")
+    if theirs.shape[2:] != ours.shape[2:]:
+        return None
+    best: tuple[float, Tensor | None, Tensor | None] = (_SHARE, None, None)
+    inputs: list[Order | None] = [None, *(o for o in reversed(orders) if len(o) == ours.shape[1])]
+    for columns in inputs:
+        if columns is None and theirs.shape[1] != ours.shape[1]:
+            continue
+        if columns is not None and int(columns.max()) >= theirs.shape[1]:
+            continue
+        rows, share = _match(_taken(theirs, columns, 1), ours)
+        if share > best[0]:
+            best = (share, rows, columns)
+        if share > _ALIGNED:
+            break
+    if best[0] <= _ALIGNED:
+        outputs: list[Order | None] = [None, *(o for o in reversed(orders) if len(o) == ours.shape[0])]
+        for rows_known in outputs:
+            fits = theirs.shape[0] == ours.shape[0] if rows_known is None else int(rows_known.max()) < theirs.shape[0]
+            if not fits or ours.shape[1] < 2:
+                continue
+            turned = _taken(theirs, rows_known, 0).transpose(0, 1)
+            found, share = _match(turned, ours.transpose(0, 1))
+            if share > best[0]:
+                best = (share, rows_known, found)
+            if share > _ALIGNED:
+                break
+    share, rows_found, columns_found = best
+    if share <= _SHARE:
+        return None
+    for order in (rows_found, columns_found):
+        if order is not None and not any(torch.equal(order, known) for known in orders):
+            orders.append(order)
+    return _rescaled(_taken(_taken(theirs, rows_found, 0), columns_found, 1), ours, "reordered")
+
+
+def _match(theirs: Tensor, ours: Tensor) -> tuple[Order, float]:
+    """For each row of ours the row of theirs with its direction, or −1; and the share of ours that have one."""
+    b = ours.flatten(1)
+    a = theirs.flatten(1).nan_to_num(nan=0.0)
+    step = max(1, b.shape[1] // _ENTRIES)
+    a, b = (torch.nn.functional.normalize(rows[:, ::step], dim=1) for rows in (a, b))
+    cosines, order = (b @ a.T).abs().max(1)
+    best = torch.zeros(len(a)).scatter_reduce(0, order, cosines, "amax")
+    alike = (cosines > ALIKE) & (cosines >= best[order])  # one of ours for each of theirs
+    living = b.abs().sum(1) > 0
+    return torch.where(alike, order, -1), float(alike[living].float().mean()) if bool(living.any()) else 0.0
+
+
+def _taken(tensor: Tensor, order: Order | None, axis: int) -> Tensor:
+    if order is None:
+        return tensor
+    taken = tensor.index_select(axis, order.clamp(min=0))
+    missing = (order < 0).nonzero().flatten()
+    return taken.index_fill(axis, missing, float("nan")) if len(missing) else taken
+
+
+def _rescaled(theirs: Tensor, ours: Tensor, done: str) -> tuple[Tensor, str]:
+    """Gains of rows and columns, fitted by least squares in turn, taken out where they are not 1."""
+    known = torch.isfinite(theirs)
+    s = torch.where(known, theirs, 0.0).flatten(2) if theirs.dim() > 2 else torch.where(known, theirs, 0.0)[..., None]
+    w = torch.where(known, ours, 0.0).view_as(s)
+    r, c = torch.ones(len(s), 1, 1), torch.ones(1, s.shape[1], 1)
+    for _ in range(_ROUNDS):
+        r = _gain(s, w * c, (1, 2))
+        if s.shape[1] > 1:
+            c = _gain(s, w * r, (0, 2))
+    moved = max(float((g - 1).abs().median()) for g in (r, c))
+    if not moved > _RESCALED:
+        return theirs, done
+    fitted = theirs / (r * c).view(len(s), s.shape[1], *(1,) * (theirs.dim() - 2))
+    return fitted, ", ".join(note for note in (done, "rescaled") if note)
+
+
+def _gain(s: Tensor, w: Tensor, axes: tuple[int, int]) -> Tensor:
+    gain = (s * w).sum(axes, keepdim=True) / (w * w).sum(axes, keepdim=True)
+    return torch.where(torch.isfinite(gain) & (gain != 0), gain, 1.0)
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a.flatten().nan_to_num(), b.flatten(), dim=0))
+
+
+def _floats(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Matrices and kernels in float32; quantised linear layers keep weight and bias as a pair."""
+    found = {}
+    for name, value in tensors.items():
+        for tensor in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(tensor, Tensor) or tensor.dim() < 2:
+                continue
+            dense = tensor.dequantize() if tensor.is_quantized else tensor
+            if dense.is_floating_point():
+                found[name] = dense.detach().cpu().float()
+    return found
+
+
+def _without_prefixes(suspect: Mapping[str, Any], base: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Names without what wrappers put before all of them."""
+    found = dict(suspect)
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in found) and not any(name.startswith(prefix) for name in base):
+            found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
