@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from stainlock.attacks.attack import Attack
+from stainlock.attacks.collusion.coalition import Collusion
 from stainlock.catalogue import collected
 
 
@@ -12,3 +13,9 @@ from stainlock.catalogue import collected
 def all_attacks() -> dict[str, Attack]:
     """Every attack by name: the paper's, what happens in use, a thief's; by name within each."""
     return collected("stainlock.attacks", Attack, ("ATTACKS", "ATTACK"), ("paper", "use", "thief"))
+
+
+@cache
+def all_collusions() -> dict[str, Collusion]:
+    """Every way to make one file of several clients' copies, by name."""
+    return collected("stainlock.attacks", Collusion, ("COLLUSIONS", "COLLUSION"), ("collusion",))

@@ -8,7 +8,7 @@ of the base, the suspect then has
 
 and since S is otherwise close to W, rows and columns can be told by their directions. One of the two must be known to
 find the other, so orders are handed on from tensor to tensor: whatever order was found for an axis is tried for every
-other axis of the same width, which leads from the inputs, whose order is known, through the network. No graph is needed.
+other axis of the same width. That leads from the inputs, whose order is known, through the network without a graph.
 
 Nothing here knows of any client's code, so that tracing stays valid whatever is matched with whatever.
 """
@@ -27,7 +27,7 @@ from stainlock.storage.weights import PREFIXES
 ALIKE = 0.5  # cosine from which two rows are taken for the same
 _ALIGNED = 0.9  # cosine from which two tensors need no aligning
 _SHARE = 0.5  # of the rows that must be alike
-_RESCALED = 0.02  # deviation of gains that is no accident
+_RESCALED = 2.0  # times what noise makes of gains: more is no accident
 _ENTRIES = 1024  # of a row that are looked at to find its match
 _CANDIDATES = 16  # tensors of another name that are tried
 _ROUNDS = 3
@@ -144,16 +144,16 @@ def _taken(tensor: Tensor, order: Order | None, axis: int) -> Tensor:
 def _rescaled(theirs: Tensor, ours: Tensor, done: str) -> tuple[Tensor, str]:
     """Gains of rows and columns, fitted by least squares in turn, taken out where they are not 1."""
     known = torch.isfinite(theirs)
-    s = torch.where(known, theirs, 0.0).flatten(2) if theirs.dim() > 2 else torch.where(known, theirs, 0.0)[..., None]
+    s = torch.where(known, theirs, 0.0).view(len(theirs), theirs.shape[1], -1)
     w = torch.where(known, ours, 0.0).view_as(s)
-    r, c = torch.ones(len(s), 1, 1), torch.ones(1, s.shape[1], 1)
-    for _ in range(_ROUNDS):
-        r = _gain(s, w * c, (1, 2))
-        if s.shape[1] > 1:
-            c = _gain(s, w * r, (0, 2))
-    moved = max(float((g - 1).abs().median()) for g in (r, c))
-    if not moved > _RESCALED:
+    noise = float((s - w).norm() / w.norm().clamp(min=1e-30))
+    r, c = _gain(s, w, (1, 2)), _gain(s, w, (0, 2))
+    expected = [_RESCALED * noise / (s.numel() / gains.numel()) ** 0.5 for gains in (r, c)]
+    if all(float((gains - 1).abs().median()) <= most for gains, most in zip((r, c), expected, strict=True)):
         return theirs, done
+    for _ in range(_ROUNDS):
+        c = _gain(s, w * r, (0, 2)) if s.shape[1] > 1 else torch.ones(1, 1, 1)
+        r = _gain(s, w * c, (1, 2))
     fitted = theirs / (r * c).view(len(s), s.shape[1], *(1,) * (theirs.dim() - 2))
     return fitted, ", ".join(note for note in (done, "rescaled") if note)
 

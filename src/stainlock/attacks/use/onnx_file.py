@@ -50,7 +50,13 @@ class OnnxModel(nn.Module):
 def onnx_weights(path: Path) -> dict[str, Tensor]:
     """The weights in an ONNX file by name, 8-bit ones multiplied out; matrices both ways round, as files have both."""
     onnx: Any = importlib.import_module("onnx")
-    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(str(path)).graph.initializer}
+    graph = onnx.load(str(path)).graph
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    axes = {  # along which the scales of 8-bit weights lie: a file's matrices may have them in columns
+        node.input[0]: next((a.i for a in node.attribute if a.name == "axis"), 1)
+        for node in graph.node
+        if node.op_type == "DequantizeLinear"
+    }
     found = {}
     for name, array in arrays.items():
         if array.ndim < 2 or name.endswith(("_scale", "_zero_point")):
@@ -60,7 +66,8 @@ def onnx_weights(path: Path) -> dict[str, Tensor]:
         values = torch.from_numpy(array.astype(np.float32))
         if scale is not None:
             zero = arrays.get(f"{stem}_zero_point", np.zeros_like(scale)).astype(np.float32)
-            shape = (-1, *(1,) * (array.ndim - 1)) if scale.size > 1 else (1,) * array.ndim
+            axis = axes.get(name, 0) % array.ndim
+            shape = tuple(-1 if scale.size > 1 and i == axis else 1 for i in range(array.ndim))
             values = (values - torch.from_numpy(zero.reshape(shape))) * torch.from_numpy(scale.reshape(shape))
         found[name] = values
         if array.ndim == 2:

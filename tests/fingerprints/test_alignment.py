@@ -1,0 +1,117 @@
+"""Alignment: a real model's copy, written in other ways, is still traced to its client."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor
+
+from stainlock import Target, lock
+from stainlock.attacks import Subject, all_attacks
+from stainlock.fingerprints import Layout, align, fingerprint_plan, read, trace
+
+pytest.importorskip("cryptography")
+
+NAME = "resnet20_cifar10"
+LEAKER = 5
+
+
+def secret(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def base() -> Target:
+    return models.real(NAME)
+
+
+@cache
+def layout() -> Layout:
+    return Layout.of(base().model, bytes(range(32)))
+
+
+@cache
+def copy() -> Target:
+    return fingerprint_plan(base(), layout(), secret(LEAKER)).apply(base())
+
+
+def traced(suspect: dict[str, Any]) -> tuple[float, float]:
+    """The leaker's score, and the share of weights that were compared; no one else may be named."""
+    weights = {name: base().model.state_dict()[name] for name in layout().shapes}
+    reading = read(align(suspect, weights).weights, weights, layout())
+    found = trace(reading, map(secret, range(100)))
+    assert [accused.client for accused in found.accused] == [LEAKER]
+    return found.accused[0].z, reading.compared / reading.carrying
+
+
+@pytest.mark.parametrize(
+    ("attack", "strength"),
+    [("permute-channels", 1.0), ("rescale-channels", 1.0), ("dummy-neurons", 0.5), ("fold-batch-norm", 1),
+     ("int8-dynamic", 8), ("bf16", 16)],
+)  # fmt: skip
+def test_the_leaker_is_named_after(attack: str, strength: float) -> None:
+    subject: Any = Subject(copy(), None, models.pixels(NAME, 8), seed=3)  # type: ignore[arg-type]
+    left = all_attacks()[attack].run(subject, strength).target
+    assert left is not None
+    z, compared = traced(left.model.state_dict())
+    assert z > 100
+    assert compared > 0.95
+
+
+def test_the_leaker_is_named_in_a_locked_copy_without_its_key() -> None:
+    locked, _ = lock(copy(), seed=0)
+    z, compared = traced(locked.model.state_dict())
+    assert z > 100
+    assert compared > 0.95
+
+
+def test_permuted_and_rescaled_at_once() -> None:
+    given = copy()
+    for attack in ("permute-channels", "rescale-channels", "fold-batch-norm"):
+        subject: Any = Subject(given, None, seed=4)  # type: ignore[arg-type]
+        given = all_attacks()[attack].run(subject, 1.0).target
+    z, compared = traced(given.model.state_dict())
+    assert z > 100
+    assert compared > 0.9
+
+
+def test_tensors_may_be_renamed_turned_and_missing() -> None:
+    state = {name: t for name, t in copy().model.state_dict().items() if name in layout().shapes}
+    renamed = {f"model.w{i}": t for i, t in enumerate(reversed(list(state.values())))}
+    assert traced(renamed)[0] > 100
+    part = {f"backbone.{name}": t for name, t in state.items() if name.startswith(("layer2", "conv1"))}
+    z, compared = traced(part)
+    assert z > 50
+    assert compared < 0.4
+
+
+def test_a_matrix_may_lie_on_its_side() -> None:
+    ours = {"w": torch.randn(20, 30, generator=torch.Generator().manual_seed(0))}
+    theirs = ours["w"] + 0.01
+    found = align({"MatMul_3": theirs.T.contiguous()}, ours)
+    assert torch.equal(found.weights["w"], theirs)
+    assert found.changed == {"w": "found as MatMul_3"}
+
+
+def test_a_removed_row_is_missing_and_the_rest_is_there() -> None:
+    random = torch.Generator().manual_seed(0)
+    ours = {"w": torch.randn(40, 30, generator=random)}
+    kept = torch.randperm(40, generator=random)[:33]
+    found = align({"w": ours["w"][kept]}, ours).weights["w"]
+    missing = torch.ones(40, dtype=torch.bool)
+    missing[kept] = False
+    assert bool(found[missing].isnan().all())
+    assert torch.equal(found[kept], ours["w"][kept])
+
+
+@pytest.mark.parametrize("other", ["resnet56_cifar10", "vgg16_cifar10"])
+def test_another_model_is_not_aligned(other: str) -> None:
+    weights: dict[str, Tensor] = {name: base().model.state_dict()[name] for name in layout().shapes}
+    found = align(models.real(other).model.state_dict(), weights)
+    assert found.weights == {}
+    reading = read(found.weights, weights, layout())
+    assert reading.compared == 0
+    assert trace(reading, map(secret, range(100))).accused == ()
