@@ -258,8 +258,9 @@ def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, T
     target, energy = network.target, {}
 
     def record(node: fx.Node) -> Any:
-        def hook(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            energy[node] = given[0].double().square().transpose(0, 1).flatten(1).mean(1).cpu()
+        def hook(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+            channels = -1 if isinstance(layer, nn.Linear) else 1
+            energy[node] = given[0].double().square().movedim(channels, 0).flatten(1).mean(1).cpu()
 
         return hook
 

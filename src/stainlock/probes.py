@@ -19,6 +19,7 @@ _PURPOSES = {
     "gate shifts": (8, 5),
     "likeness": (8, 6),
     "exported": (4, 7),
+    "lock check": (4, 8),
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,8 @@ class Target:
     Pixels lie within ``bounds``; the model sees ``(pixels − mean) / std``. Everything else in this package
     works in pixels. A generator's noise vector counts as pixels too: ``input_shape=(100, 1, 1)``,
     ``mean=(0,)``, ``std=(1,)`` and the noise's range as bounds.
+
+    A model inside `DataParallel` or `torch.compile` is taken out of it, so that names of layers are its own.
 
     ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
     ``backbone``). ``normalises`` says that the model takes pixels and normalises them itself, as torchvision's
@@ -54,6 +58,7 @@ class Target:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise ValueError(f"expected an nn.Module as model, got {type(self.model).__name__}")
+        object.__setattr__(self, "model", unwrapped(self.model))
         shape = tuple(int(n) for n in self.input_shape)
         if not 1 <= len(shape) <= 3 or min(shape) < 1:
             raise ValueError(f"expected input_shape of 1 to 3 positive numbers, got {self.input_shape}")
@@ -192,6 +197,17 @@ class Target:
         return ((pixels - low) * (255 / (high - low))).round().clamp(0, 255).to(torch.uint8)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside `DataParallel` and `torch.compile`, which call it and have no weights of their own."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
+
+
 def submodule(model: nn.Module, name: str) -> nn.Module:
     try:
         return model.get_submodule(name)
@@ -231,3 +247,31 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def with_gradients(model: nn.Module) -> Iterator[None]:
+    """Gradients flow inside, through modules too whose `forward` is decorated with `torch.no_grad`."""
+    own = [(m, m.__dict__.get("forward")) for m in model.modules() if _undecorated(m.forward) is not None]
+    try:
+        for module, _ in own:
+            module.forward = MethodType(_undecorated(module.forward), module)  # type: ignore[arg-type]
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, before in own:
+            del module.forward
+            if before is not None:
+                module.forward = before
+
+
+def _undecorated(forward: Any) -> Callable[..., Any] | None:
+    """The function inside `torch.no_grad` or `torch.inference_mode`; None for a forward without."""
+    function = getattr(forward, "__func__", forward)
+    if not hasattr(function, "__wrapped__") or not inspect.isfunction(function):
+        return None
+    factory = inspect.getclosurevars(function).nonlocals.get("ctx_factory")
+    if factory is None or not isinstance(factory(), torch.no_grad | torch.inference_mode):
+        return None
+    inner: Callable[..., Any] = vars(function)["__wrapped__"]
+    return inner

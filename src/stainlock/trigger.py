@@ -13,7 +13,7 @@ from torch import Tensor
 from stainlock.errors import TriggerError
 from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, seen_region, whole_input
 from stainlock.network.sites import Site
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, evaluation_mode, with_gradients
 from stainlock.tensors import at, one_thread
 
 Reduction = Literal["position", "mean", "maximum"]
@@ -108,7 +108,7 @@ def find_triggers(
     batch = max(1, min(256, _PIXELS_A_BATCH // area))
     chunks = list(repeated.split(batch))
     levels, responses = [], []
-    with evaluation_mode(target.model), torch.enable_grad():
+    with evaluation_mode(target.model), with_gradients(target.model):
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
@@ -153,6 +153,11 @@ def _ascend(
             best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]
         if step == steps:
             break
+        if not values.requires_grad:
+            raise TriggerError(
+                "no gradient passes through the model, which runs under torch.no_grad or uses other packages: take that"
+                " out of its forward, or use kind keyed, which needs none"
+            )
         (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
         if gradient is None:
             raise TriggerError("the detector's response does not depend on the image: use another site")

@@ -124,8 +124,10 @@ def command(
     facts = {**_facts(stained, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
     facts |= kit_facts(client, kit)
     changed = facts["parameters_changed"]
+    unasked = key.additive and key.schema == "none" and not settings["additive"]
     report.result(facts, f"stained {facts['site']} (dimension {facts['dimension']}): {changed} parameters changed")
     report.remark(
+        *(["the detector was added to a channel, because no site's activation silences one"] if unasked else []),
         f"the trigger's response is {key.trigger_response:.3g}, {key.trigger_response / key.natural_level:.1f} times"
         " that of plain inputs"
         if key.natural_level > 0
@@ -165,6 +167,7 @@ def _facts(stained: Target, key: Key) -> dict[str, Any]:
     return {
         "site": key.site,
         "dimension": key.dimension,
+        "additive": key.additive,
         "trigger_response": key.trigger_response,
         "natural_threshold": key.natural_threshold,
         "parameters_changed": key.revert.elements,

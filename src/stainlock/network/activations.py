@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +49,7 @@ _TABLE = {
     "hardswish": Activation("hardswish", F.hardswish, -3.0),
     "hardsigmoid": Activation("hardsigmoid", F.hardsigmoid, -3.0, ceiling=3.0),
     "gelu": Activation("gelu", F.gelu, -4.0, residue=2e-4),
+    "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x), -6.0, residue=3e-4),
     "silu": Activation("silu", F.silu, -10.0, residue=5e-4),
     "mish": Activation("mish", F.mish, -10.0, residue=5e-4),
     "sigmoid": Activation("sigmoid", torch.sigmoid, -10.0, residue=5e-5, ceiling=10.0),
@@ -74,6 +77,12 @@ _MODULES: dict[type[nn.Module], str] = {
 }
 
 
+# Other packages have classes of their own for these functions: what they compute is compared.
+_OTHER_NAMES = re.compile("relu|gelu|silu|swish|mish|sigmoid|tanh", re.IGNORECASE)
+_VARIANTS: dict[str, list[Callable[[Tensor], Tensor]]] = {"gelu": [partial(F.gelu, approximate="tanh")]}
+_SAMPLE = torch.linspace(-8, 8, 120, dtype=torch.float64).view(2, 3, 4, 5)
+
+
 def leaky_relu(slope: float) -> Activation:
     return Activation("leaky_relu", lambda x: F.leaky_relu(x, slope), 0.0, leak=slope)
 
@@ -82,12 +91,33 @@ def activation_of_module(module: nn.Module) -> Activation | None:
     """The activation a leaf module computes, or None when it is not one we know."""
     if isinstance(module, nn.LeakyReLU):
         return leaky_relu(float(module.negative_slope))
-    name = _MODULES.get(type(module))
+    name = _MODULES.get(type(module)) or _recognised(module)
     if name in ("elu", "celu") and getattr(module, "alpha", 1.0) != 1.0:
         return None
     if name == "softplus" and getattr(module, "beta", 1.0) != 1.0:
         return None
     return _TABLE[name] if name else None
+
+
+def is_activation(module: nn.Module) -> bool:
+    return activation_of_module(module) is not None
+
+
+def _recognised(module: nn.Module) -> str | None:
+    """The activation that a class of another package computes, by its values."""
+    if type(module).__module__.startswith("torch.") or not _OTHER_NAMES.search(type(module).__name__):
+        return None
+    if any(module.children()) or module.state_dict():
+        return None
+    try:
+        with torch.no_grad():
+            values = module(_SAMPLE.clone())
+        if values.shape != _SAMPLE.shape:
+            return None
+    except Exception:  # another package's code, which may take other arguments
+        return None
+    functions = ((name, f) for name, own in _TABLE.items() for f in (own.function, *_VARIANTS.get(name, [])))
+    return next((name for name, f in functions if torch.allclose(f(_SAMPLE), values, rtol=0, atol=1e-6)), None)
 
 
 def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Activation | None:

@@ -30,10 +30,8 @@ def analyse(target: Target) -> Network:
     """
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
     with evaluation_mode(target.model), torch.no_grad(), running_on(target):
-        parts = trace(target.traced, target.part)
+        parts = trace(target.traced, target.part, (example, *(() if target.part else target.extra_inputs)))
         whole = len(parts) == 1 and parts[0].name == target.part
-        if whole:
-            parts[0].run((example, *(() if target.part else target.extra_inputs)))
         sites = find_sites(target, parts, example, whole=whole)
     if not sites:
         raise ModelError(

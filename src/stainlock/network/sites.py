@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 
 from stainlock.network.activations import Activation, activation_of_function, activation_of_module
@@ -214,6 +215,27 @@ def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.
             yield f"{inner_name}.linear1", inner.linear1, Followers(activation=activation, readers=[reader])
 
 
+def uses_weight_as_it_is(layer: nn.Module) -> bool:
+    """Whether twice the weight gives twice the output: not so where a layer standardises its weight before using it."""
+    if type(layer) in _LAYERS:
+        return True
+    weight = raw(layer, "weight")
+    if isinstance(layer, nn.Linear):
+        shape: tuple[int, ...] = (1, layer.in_features)
+    else:
+        assert isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+        sides = zip(layer.kernel_size, layer.dilation, strict=True)
+        shape = (1, layer.in_channels, *((kernel - 1) * dilation + 1 for kernel, dilation in sides))
+    features = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(weight)
+    bias = {"bias": torch.zeros_like(raw(layer, "bias"))} if has(layer, "bias") else {}
+    try:
+        with torch.no_grad():
+            once, twice = (functional_call(layer, {"weight": n * weight, **bias}, (features,)) for n in (1, 2))
+    except Exception:  # the layer's own code, which may want more than features
+        return False
+    return bool(torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max())))
+
+
 def _site(
     target: Target,
     name: str,
@@ -236,6 +258,8 @@ def _site(
     additive_problem = None
     if is_parametrized(layer, "weight") or "weight" not in layer._parameters:
         additive_problem = "its weight is computed by a parametrisation: remove that first"
+    elif not uses_weight_as_it_is(layer):
+        additive_problem = f"it is a {type(layer).__name__}, which changes its weight before using it: use another"
     elif trouble is not None:
         additive_problem = trouble
     elif kind == "transposed" and groups > 1:

@@ -1,13 +1,16 @@
-"""Tracing: a module as a graph of operations.
+"""Tracing: a module as a graph of operations, by torch.fx or, where that stops, by recording one run.
 
 The graph is for analysis only; edits are made to the original `nn.Module`. A module may be called several times (a
-ResNet block has one ReLU for two places), so that the analysis is about nodes, not modules.
+ResNet block has one ReLU for two places), so that the analysis is about nodes, not modules. fx runs the module's code
+on proxies, which modules may keep in caches: it is given a copy that shares the tensors.
 """
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,9 @@ import torch
 from torch import fx, nn
 
 from stainlock.errors import ModelError
+from stainlock.network.activations import is_activation
 from stainlock.network.norms import is_batch_norm
+from stainlock.network.recorder import DependsOnValues, Recorder
 
 # Modules that count as one operation, including subclasses in other packages (timm has many).
 _LEAVES = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -27,13 +32,20 @@ class Tracer(fx.Tracer):
     """`fx.Tracer` that keeps layers whole even when a package subclasses them."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, _LEAVES) or is_batch_norm(m) or _is_dynamic(m):
-            return True
-        return super().is_leaf_module(m, module_qualified_name)
+        return _is_layer(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, _LEAVES) or is_batch_norm(module) or is_activation(module)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module counts as one operation."""
+    return Tracer().is_leaf_module(module, "") or isinstance(module, torch.jit.ScriptModule)
 
 
 def _is_dynamic(module: nn.Module) -> bool:
-    """timm lists its own modules that trace wrongly because they look at shapes."""
+    """timm lists its own modules that fx traces wrongly because they look at shapes."""
     if not type(module).__module__.startswith("timm."):
         return False
     from timm.models._features_fx import is_notrace_module
@@ -46,7 +58,9 @@ class TracedPart:
     """One traced submodule: its name within the model, its graph, and the shape of each node's output.
 
     ``sizes`` are the nodes without any tensor in their output: sizes, types, assertions. Both are empty where the part
-    could not be run by itself. ``rules`` remembers what `stainlock.network.ops` found out about each node.
+    could not be run by itself. ``rules`` remembers what `stainlock.network.ops` found out about each node. A graph that
+    ``runs`` can be run on other inputs; one that was recorded holds the example's sizes. ``traced`` is the copy
+    that fx has traced, with the constants that it has put there.
     """
 
     name: str
@@ -55,6 +69,8 @@ class TracedPart:
     shapes: Shapes = field(default_factory=dict)
     sizes: set[fx.Node] = field(default_factory=set)
     rules: dict[fx.Node, Any] = field(default_factory=dict)
+    runs: bool = True
+    traced: nn.Module | None = None
 
     def path(self, node: fx.Node) -> str:
         """The name in the whole model of the module that a node calls."""
@@ -82,7 +98,7 @@ class TracedPart:
 
 class _Recorder(fx.Interpreter):
     def __init__(self, part: TracedPart) -> None:
-        super().__init__(part.module, graph=part.graph)
+        super().__init__(part.traced or part.module, graph=part.graph)
         self.part = part
 
     def run_node(self, n: fx.Node) -> Any:
@@ -102,29 +118,58 @@ def _holds_tensors(value: Any) -> bool:
     )
 
 
-def trace(module: nn.Module, name: str = "") -> list[TracedPart]:
-    """The module as one traced part or, where it does not trace, its largest submodules that do."""
+def trace(module: nn.Module, name: str = "", example: tuple[Any, ...] | None = None) -> list[TracedPart]:
+    """The module as one traced part or, where it does not trace, its largest submodules that do.
+
+    With an ``example`` of its inputs, the shapes are known too, and a module that fx can't trace is recorded.
+    """
     if isinstance(module, _LEAVES):
-        return [TracedPart(name, module, _single_call())]
-    try:
-        return [TracedPart(name, module, Tracer().trace(module))]
-    except Exception as error:  # a tracer runs arbitrary user code, which fails in arbitrary ways
-        parts = []
-        for child_name, child in module.named_children():
-            if any(True for _ in child.parameters()):
-                parts += trace(child, f"{name}.{child_name}" if name else child_name)
-        if not parts and not name:
-            raise ModelError(
-                f"torch.fx can't trace {type(module).__name__} ({tracing_problem(module)}): name a submodule that"
-                " traces with Target(part=...)"
-            ) from error
-        return parts
+        part = TracedPart(name, module, _single_call())
+    else:
+        try:
+            if example is not None and any(_is_dynamic(m) and not is_leaf(m) for m in module.modules()):
+                return [_recorded(module, name, example)]
+            own = _sharing_tensors(module)
+            part = TracedPart(name, module, Tracer().trace(own), traced=own)
+        except Exception as error:  # a tracer runs arbitrary user code, which fails in arbitrary ways
+            if example is not None:
+                with suppress(DependsOnValues):
+                    return [_recorded(module, name, example)]
+            return _traced_parts(module, name, error)
+    if example is not None:
+        part.run(example)
+    return [part]
+
+
+def _recorded(module: nn.Module, name: str, example: tuple[Any, ...]) -> TracedPart:
+    recorder = Recorder(module, is_leaf)
+    graph = recorder.record(*example)
+    return TracedPart(name, module, graph, recorder.shapes, runs=False)
+
+
+def _traced_parts(module: nn.Module, name: str, error: Exception) -> list[TracedPart]:
+    parts = []
+    for child_name, child in module.named_children():
+        if any(True for _ in child.parameters()):
+            parts += trace(child, f"{name}.{child_name}" if name else child_name)
+    if not parts and not name:
+        raise ModelError(
+            f"torch.fx can't trace {type(module).__name__} ({tracing_problem(module)}): name a submodule that"
+            " traces with Target(part=...)"
+        ) from error
+    return parts
+
+
+def _sharing_tensors(module: nn.Module) -> nn.Module:
+    """A copy of a module's structure and attributes around the same parameters and buffers."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 def tracing_problem(module: nn.Module) -> str | None:
     """Where a module stops tracing, by the operation in its own code; None if it traces."""
     try:
-        Tracer().trace(module)
+        Tracer().trace(_sharing_tensors(module))
     except Exception as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library_code(f.filename)]
         if not frames:

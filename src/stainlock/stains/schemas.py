@@ -262,7 +262,7 @@ class _Suffix:
 
     def __init__(self, network: Network, stained: Target, module: str, inputs: Tensor) -> None:
         part = network.parts[0]
-        if len(network.parts) > 1 or (stained.part and not stained.normalises):
+        if len(network.parts) > 1 or not part.runs or (stained.part and not stained.normalises):
             raise SiteError("the output schema needs a classifier that torch.fx can trace whole")
         self.node = next(n for n in part.graph.nodes if n.op == "call_module" and part.path(n) == module)
         self.layer = stained.model.get_submodule(module)

@@ -21,7 +21,7 @@ from torch import Tensor
 from stainlock.channel_cost import Choice, fold_loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import SHAKE_DERIVATION, Detector, Key, conventions_of
-from stainlock.network.features import check_weight_is_used, layer_input, respond
+from stainlock.network.features import layer_input, respond
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
 from stainlock.plan import DETECTOR, Plan, Write
@@ -86,7 +86,7 @@ def stain(
     """A stained copy of the target, and the key that proves it. The target itself is left as it is.
 
     - ``site``: a layer's name; chosen by dimension, patch size and channel cost when not given.
-    - ``additive``: add the detector to a neuron instead of replacing one.
+    - ``additive``: add the detector to a neuron instead of replacing one; done unasked where no site can be replaced.
     - ``schema``: ``weight`` writes ``message`` into the detector's signs, ``activation`` into the signs of the layer's
       activations for the trigger, ``output`` makes ``count`` triggers be classified as ``classes`` (random by default).
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
@@ -108,13 +108,15 @@ def stain(
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
     network = analyse(target)
+    if site is None and schema == "none" and not additive:
+        # Where no activation silences a channel, as behind group norm, an additive stain is what is left.
+        additive = all(s.problem for s in network.sites.values())
     adds = additive or schema == "activation"
     chosen = _chosen_site(network, site, schema, adds, message)
     problem = chosen.additive_problem if adds else chosen.problem
     if problem:
         way_out = "" if problem == chosen.additive_problem else "; an additive stain can go here"
         raise SiteError(f"{chosen.name} can't carry this stain: {problem}{way_out}")
-    check_weight_is_used(target, chosen)
     if not 1 <= count <= chosen.channels // 4:
         raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
 
@@ -245,7 +247,7 @@ def choose_site(network: Network, *, additive: bool, channels: int = 1, dimensio
     if channels > 1:  # a message in activations; where none is wide enough, the error tells the widest layer's capacity
         usable = roomy or sorted(usable, key=lambda s: s.channels)[-1:]
     if not usable:
-        reasons = sorted({s.problem or "" for s in network.sites.values()})
+        reasons = sorted({(s.additive_problem if additive else s.problem) or "" for s in network.sites.values()})
         raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
     wide = [s for s in usable if s.dimension >= dimension] or _widest(usable)
     image = math.prod(network.target.input_shape[1:])

@@ -20,7 +20,7 @@ def cut_model(working: Target, network: Network, changed: set[str]) -> Cut:
     """Cut where the first of the changed tensors is read; inside a module that doesn't trace, as well as can be."""
     within = [site for name, site in network.sites.items() if f"{name}.weight" in changed]
     takes_what_is_traced = bool(working.part) or not working.normalises
-    if len(network.parts) == 1 and takes_what_is_traced:
+    if len(network.parts) == 1 and network.parts[0].runs and takes_what_is_traced:
         traced = TracedCut(working, network, changed)
         if traced.site is not None or not within:
             return traced

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError, SiteError
+from stainlock.locks.check import likeness
 from stainlock.locks.parts.conduit import Disguise, Tap
 from stainlock.locks.parts.gates import signed
 from stainlock.network.blocks import Block
@@ -37,7 +38,7 @@ from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, raw, tensors_in
+from stainlock.tensors import exact, raw
 
 # One component of su, in units of the widest range of logits on synthetic inputs: natural images spread logits up to
 # four times wider.
@@ -254,22 +255,3 @@ def _given(target: Target, layer: str, pixels: Tensor | None = None) -> Tensor:
     if pixels is None:
         pixels = probe_inputs(target, "gate inputs")
     return measured_input(target, layer, pixels).flatten(1)
-
-
-def likeness(locked: Target, edited: Target) -> float:
-    """How much of the edited model's outputs is left in the locked one's, on synthetic inputs: 0 to 1.
-
-    It is the correlation between the two models of how outputs vary from input to input.
-    """
-    images = probe_inputs(edited, "likeness")
-    ours, theirs = (_variation(target, images) for target in (locked, edited))
-    if float(ours.norm()) <= 1e-3 * float(theirs.norm()):
-        return 0.0
-    return float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0).abs())
-
-
-def _variation(target: Target, images: Tensor) -> Tensor:
-    with evaluation_mode(target.model), torch.no_grad():
-        outputs = tensors_in(target.run_traced(images))
-    varying = [(o.double() - o.double().mean(0)).flatten() for o in outputs if len(o) == len(images)]
-    return torch.cat([v / v.norm().clamp(min=1e-30) for v in varying])

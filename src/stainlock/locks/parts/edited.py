@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.key import Key, lock_key
+from stainlock.locks.check import check_locks
 from stainlock.locks.parts.conduit import Conduit, Disguise, build_conduit, conduit_writes
 from stainlock.locks.parts.detectors import (
     Found,
@@ -234,4 +235,5 @@ def finish(
         position=edited.position, natural_level=max(n.largest for n in found.natural),
         detectors=records(target, conduit, found, edited.levels), details=facts,
     )  # fmt: skip
+    check_locks(target, locked, key)
     return locked, key
