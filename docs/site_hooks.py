@@ -57,6 +57,12 @@ def _from_the_top(markdown: str) -> str:
 def _options(verb: str) -> str:
     command = stainlock.get_command(click.Context(stainlock), verb)
     assert command is not None
+    if isinstance(command, click.Group):
+        return "\n".join(f"### {name}\n\n{_listed(part, f'{verb} {name}')}" for name, part in command.commands.items())
+    return _listed(command, verb)
+
+
+def _listed(command: click.Command, verb: str) -> str:
     context = click.Context(command, info_name=f"stainlock {verb}", max_content_width=1000, terminal_width=1000)
     rows = [
         record

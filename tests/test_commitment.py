@@ -25,7 +25,7 @@ from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain,
 from stainlock.commitments import Timestamp, read_public_key, read_roots
 from stainlock.commitments import check as check_module
 from stainlock.commitments.opening import NOT_SEALED
-from stainlock.plan import Permutation
+from stainlock.plan import Permutation, Replacement
 from stainlock.storage.files import model_digest
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,7 +112,10 @@ def disturbed(value: Any) -> Any:
 
 
 # Where a field is empty and takes nothing but what makes sense.
-EXAMPLES = {"permutations": (Permutation("unwritten", 0, torch.tensor([1, 0]), "detector"),)}
+EXAMPLES = {
+    "permutations": (Permutation("unwritten", 0, torch.tensor([1, 0]), "detector"),),
+    "replacements": (Replacement("unwritten", torch.zeros(2), "detector"),),
+}
 
 
 def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:

@@ -29,8 +29,15 @@ def command(verb: str) -> click.Command:
     return found
 
 
+def parameters_of(verb: str) -> list[click.Parameter]:
+    """A verb's own; of a group of verbs, those of all in it."""
+    found = command(verb)
+    parts = found.commands.values() if isinstance(found, click.Group) else ()
+    return [*found.params, *(given for part in parts for given in part.params)]
+
+
 def options_of(verb: str) -> set[str]:
-    return {"--help", *(name for given in command(verb).params for name in (*given.opts, *given.secondary_opts))}
+    return {"--help", *(name for given in parameters_of(verb) for name in (*given.opts, *given.secondary_opts))}
 
 
 def commands_in(text: str) -> list[str]:
@@ -49,7 +56,7 @@ def test_every_verb_has_a_page_and_help(verb: str) -> None:
     assert f"({verb}.md)" in text_of(DOCS / "verbs" / "index.md")
     assert f"verbs/{verb}.md" in text_of(ROOT / "mkdocs.yml")
     assert command(verb).help
-    assert all(given.help for given in command(verb).params if isinstance(given, click.Option))
+    assert all(given.help for given in parameters_of(verb) if isinstance(given, click.Option))
 
 
 def test_there_are_no_pages_of_other_verbs() -> None:

@@ -17,8 +17,8 @@ from stainlock.cli.app import VERBS
 
 # Slow to import, or not installed everywhere: only what needs them may load them.
 HEAVY = ("torchvision", "torch._dynamo", "scipy.stats", "matplotlib", "timm")
-# Everything but these shows one thing of the library, instead of doing something to a model.
-FUNCTIONS = sorted(set(VERBS) - {"demo"})
+# Everything but these: one shows the library, the other is a class in Python, `Registry`.
+FUNCTIONS = sorted(set(VERBS) - {"demo", "clients"})
 
 
 def loaded_after(script: str) -> set[str]:

@@ -26,7 +26,7 @@ LAYERS = (
     # Protecting a model, and proving it
     "certificates", "stains", "locks", "inspection", "verification", "commitments",
     # Measuring what that costs and withstands
-    "evaluation", "object_detection", "attacks",
+    "evaluation", "object_detection", "attacks", "clients",
     # Whole programs
     "figures", "demo", "cli",
 )  # fmt: skip

@@ -28,6 +28,7 @@ from stainlock.models.torchvision_import import install as _install_torchvision_
 if TYPE_CHECKING:
     from stainlock.attacks.run import attack
     from stainlock.certificates.certificate import Certificate, certify
+    from stainlock.clients.registry import Registry
     from stainlock.commitments.commitment import Commitment, commit
     from stainlock.commitments.signing import Signer
     from stainlock.errors import (
@@ -76,6 +77,7 @@ _HOMES = {
     "ModelError": "errors",
     "Plan": "plan",
     "Reference": "verification.reference",
+    "Registry": "clients.registry",
     "Signer": "commitments.signing",
     "Site": "network.sites",
     "SiteError": "errors",
@@ -108,8 +110,8 @@ _HOMES = {
 }
 __all__ = [
     "Certificate", "Commitment", "Evaluation", "Exported", "FileError", "Images", "Inspection", "Key", "Kit",
-    "ModelError", "Plan", "Reference", "Signer", "Site", "SiteError", "StainlockError", "SweepError", "Target",
-    "Tensors", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify",
+    "ModelError", "Plan", "Reference", "Registry", "Signer", "Site", "SiteError", "StainlockError", "SweepError",
+    "Target", "Tensors", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify",
     "client_kit", "commit", "diff", "evaluate", "export", "inspect", "load_bundle", "lock", "reproduce", "save_bundle",
     "stain", "unlock", "unlock_detector", "verify",
 ]  # fmt: skip

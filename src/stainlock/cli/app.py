@@ -25,6 +25,7 @@ VERBS = (
     "lock",
     "unlock",
     "export",
+    "clients",
     "verify",
     "commit",
     "evaluate",

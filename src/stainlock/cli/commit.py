@@ -16,7 +16,7 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stainlock.commitments import Commitment, Signer
+    from stainlock.commitments import Commitment, Signed, Signer
     from stainlock.target import Target
 
 _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
@@ -31,6 +31,8 @@ _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
 @click.option("--statement", metavar="TEXT", help="One line to sign along, for everyone to read.")
 @click.option("--timestamp-request", "request", type=FILE, metavar="FILE.tsq", help="Write an RFC 3161 request, to post"
               " to a timestamp authority.")  # fmt: skip
+@click.option("--registry", type=FILE, metavar="FILE", help="Instead of MODEL: commit to the audit log of a registry of"
+              " clients as it is now.")  # fmt: skip
 @click.option("--attach", type=FILE, metavar="FILE.json", help="Instead of MODEL: a commitment made before, to which"
               " evidence of its date is added; the result goes to --out.")  # fmt: skip
 @click.option("--timestamp", "responses", type=FILE, multiple=True, metavar="FILE.tsr", help="With --attach: the"
@@ -50,6 +52,7 @@ def command(
     new_signing_key: Path | None,
     statement: str | None,
     request: Path | None,
+    registry: Path | None,
     attach: Path | None,
     responses: tuple[Path, ...],
     entries: tuple[Path, ...],
@@ -59,13 +62,16 @@ def command(
 ) -> None:
     """Commit to a key and to MODEL, which is stained with it, in a signed file that tells nothing of either.
 
+    With --registry the file is for the audit log of a registry of clients: no entry up to now can change unnoticed.
+
     Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
     the request, and --attach the answer. `stainlock verify --commitment` checks it all.
     """
     from stainlock.storage.durable import write_file
 
     given = {"MODEL": model, "--key": key_file, "--signing-key": signing_key, "--new-signing-key": new_signing_key,
-             "--statement": statement, "--weights": weights, "--model": code.model}  # fmt: skip
+             "--statement": statement, "--weights": weights, "--model": code.model,
+             "--registry": registry}  # fmt: skip
     if attach is not None:
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a commitment that was signed stays as it is: leave out {surplus[0]} with --attach")
@@ -77,19 +83,25 @@ def command(
         raise ValueError(
             "evidence comes after the commitment it is for: expected --attach with --timestamp, --log-entry"
         )
-    elif model is None or key_file is None or out is None:
-        raise ValueError("expected MODEL, --key and --out, or --attach")
+    elif registry is not None and (model is not None or key_file is not None or out is None):
+        raise ValueError("expected --out, and neither MODEL nor --key, with --registry")
+    elif registry is None and (model is None or key_file is None or out is None):
+        raise ValueError("expected MODEL, --key and --out, or --registry and --out, or --attach")
     elif (signing_key is None) == (new_signing_key is None):
         raise ValueError("expected either --signing-key or, the first time, --new-signing-key")
     with Outputs([path for path in (out, new_signing_key, request) if path is not None]) as outputs:
+        commitment: Signed
         if attach is not None:
             commitment = _attached(attach, responses, entries)
         else:
-            assert model is not None
-            assert key_file is not None
             signer = _signer(signing_key)
-            load = partial(_load, model, weights, seed, code)
-            commitment = _made(report, key_file, signer, statement or "", load)
+            if registry is not None:
+                commitment = _of_log(registry, signer, statement or "")
+            else:
+                assert model is not None
+                assert key_file is not None
+                load = partial(_load, model, weights, seed, code)
+                commitment = _made(report, key_file, signer, statement or "", load)
             if new_signing_key is not None:
                 signer.save(outputs.place(new_signing_key))
         if out is not None:
@@ -141,11 +153,20 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
     return load_model(model, weights, seed, code)
 
 
-def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Commitment:
-    from stainlock.commitments import Commitment
+def _of_log(registry: Path, signer: Signer, statement: str) -> Signed:
+    from stainlock.clients.registry import Registry
+
+    with Registry(registry) as clients:
+        return clients.commit_log(signer, statement=statement)
+
+
+def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Signed:
+    from stainlock.commitments import Commitment, LogCommitment
     from stainlock.storage.files import read_json
 
-    commitment = Commitment.load(path)
+    facts = read_json(path, "commitment")
+    of_log = isinstance(facts, dict) and facts.get("format") == LogCommitment.FORMAT
+    commitment: Signed = LogCommitment.load(path) if of_log else Commitment.load(path)
     for file in responses:
         commitment = commitment.with_timestamp(file.read_bytes(), str(file))
     for file in entries:

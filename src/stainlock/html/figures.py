@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+_NAMED, _LONGEST_LABEL = 16, 24  # accused that a plot names, and characters of a name
 
 
 def response_histogram(natural: Tensor, threshold: float, trigger: float) -> bytes:
@@ -24,6 +29,36 @@ def response_histogram(natural: Tensor, threshold: float, trigger: float) -> byt
     axes.text(trigger, top, "trigger  ", ha="right", va="top", fontsize=9, fontweight="bold")
     axes.set_xlabel("response of the detector")
     axes.set_ylabel("positions (log scale)")
+    axes.spines[["top", "right"]].set_visible(False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()
+
+
+def score_histogram(scores: NDArray[np.float64], threshold: float, accused: Sequence[tuple[str, float]]) -> bytes:
+    """All clients' scores, with the bound from which a client is named and those who are beyond it, by name."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(7.2, 3.6), dpi=160, layout="constrained")
+    axes = figure.subplots()
+    named = np.sort([z for _, z in accused])
+    others = scores[~np.isin(scores, named)]
+    if len(others):
+        axes.hist(others, bins=min(60, max(8, len(others) // 5)), color="0.6", edgecolor="black", linewidth=0.4)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.5)
+    axes.axvline(threshold, color="black", linestyle="--", linewidth=1.2)
+    low, top = axes.get_ylim()
+    axes.set_ylim(low, top**1.5 / low**0.5)  # room for names above
+    axes.text(threshold, axes.get_ylim()[1], " named from here on", ha="left", va="top", fontsize=9)
+    for place, (name, z) in enumerate(sorted(accused, key=lambda one: -one[1])[:_NAMED]):
+        axes.plot([z], [1], marker="v", color="black", markersize=8, clip_on=False)
+        label = name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "…"
+        height = 0.78 - 0.085 * (place % 8)
+        axes.annotate(label, (z, 1), (z, height), textcoords=("data", "axes fraction"), ha="right", fontsize=9,
+                      fontweight="bold", arrowprops={"arrowstyle": "-", "linewidth": 0.6})  # fmt: skip
+    axes.set_xlabel("score z of a client")
+    axes.set_ylabel("clients (log scale)")
     axes.spines[["top", "right"]].set_visible(False)
     content = io.BytesIO()
     figure.savefig(content, format="png")

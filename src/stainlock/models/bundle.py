@@ -51,8 +51,8 @@ def save_bundle(target: Target, path: str | Path) -> None:
         write_bundle(target, folder)
 
 
-def write_bundle(target: Target, folder: Path) -> None:
-    """Fill an empty folder."""
+def write_bundle(target: Target, folder: Path) -> str:
+    """Fill an empty folder; the digest of what was written."""
     if target.reference is None:
         raise ModelError(
             "this target can't be bundled: it has no reference; load it with Target.from_reference, or set"
@@ -78,6 +78,7 @@ def write_bundle(target: Target, folder: Path) -> None:
     (folder / WEIGHTS).chmod(0o644)  # to be shipped, not a secret
     sync_tree(folder / WEIGHTS)
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    return str(manifest["digest"])
 
 
 def separate_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:

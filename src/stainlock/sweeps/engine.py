@@ -26,6 +26,7 @@ def run_sweep(
     ray: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     retries: int = 2,
+    on_unit: Callable[[Unit, Rows], None] | None = None,
 ) -> Rows:
     """Rows of all units in the order of ``work.units()``, whatever order they came in.
 
@@ -33,7 +34,8 @@ def run_sweep(
     ``workers`` are processes of one thread each; 1 is this process. ``ray`` is the address of a Ray cluster, or
     ``local`` for one on this machine; there 1 worker stands for one a CPU. A worker that dies is replaced and its unit
     run again, up to ``retries`` times; an exception in a unit ends the sweep. ``progress`` is told how many units are
-    done, and how many there are.
+    done, and how many there are; ``on_unit`` is given each unit's rows as they come, in this process, before they count
+    as done.
     """
     if workers < 1 or retries < 0:
         raise ValueError(f"expected workers of at least 1 and retries of at least 0, got {workers} and {retries}")
@@ -48,6 +50,8 @@ def run_sweep(
             progress(done, len(units))
         results = stack.enter_context(closing(_results(work, todo, workers, ray, retries)))
         for unit, rows in results:
+            if on_unit is not None:
+                on_unit(unit, rows)
             journal.append(unit.name, rows)
             done += 1
             if progress is not None:

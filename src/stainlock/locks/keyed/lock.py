@@ -68,11 +68,8 @@ def lock_keyed(
     _check_model(target)
     randomness = Randomness(seed)
     layout = _layout(target, carrier, bits, tile, patch)
-    secret = torch.from_numpy(randomness.secret("keyed bits").integers(0, 2, layout.bits)).bool()
-    first, second, third = (int(word) for word in randomness.secret("keyed salt").integers(0, 1 << 32, 3))
-    structure = Structure(
-        layout, (first, second, third), rounds, tuple(place_gates(target, gates)), _images_go_to(target)
-    )
+    secret = bits_of(randomness, layout.bits)
+    structure = Structure(layout, salt_of(randomness), rounds, tuple(place_gates(target, gates)), _images_go_to(target))
     check_widths(structure.schedule.widths)
     levels = layout.draw(secret, target.input_shape[0])
     trigger = target.from_bytes(levels) if layout.form == "entries" else levels
@@ -80,6 +77,17 @@ def lock_keyed(
     if progress:
         progress(1, 1)
     return locked, _key(target, locked, plan, secret, trigger, randomness.seed)
+
+
+def bits_of(randomness: Randomness, count: int) -> Tensor:
+    """Line 1: the secret bits that follow from a seed."""
+    return torch.from_numpy(randomness.secret("keyed bits").integers(0, 2, count)).bool()
+
+
+def salt_of(randomness: Randomness) -> tuple[int, int, int]:
+    """Line 1: the public salt that follows from a seed."""
+    first, second, third = (int(word) for word in randomness.secret("keyed salt").integers(0, 1 << 32, 3))
+    return first, second, third
 
 
 def keyed_plan(target: Target, structure: Structure, bits: Tensor) -> Plan:

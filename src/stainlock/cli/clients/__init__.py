@@ -1,0 +1,29 @@
+"""`stainlock clients`: who has which copy of a model, and who leaked one."""
+
+from __future__ import annotations
+
+import click
+
+from stainlock.cli.clients.issue import issue
+from stainlock.cli.clients.manage import add, check, init, listing, revoke, rotate, show
+from stainlock.cli.clients.trace import trace
+from stainlock.cli.clients.write import export
+
+
+@click.group("clients", short_help="Give every client a copy of their own, and trace a leaked one.")
+def command() -> None:
+    """Give every client a copy of a model that carries their own hidden fingerprint, and trace a leaked copy.
+
+    \b
+    stainlock clients init mine.py:model --registry clients.db
+    stainlock clients add "Acme Ltd" Globex --registry clients.db
+    stainlock clients issue --client Globex --out globex --registry clients.db
+    stainlock clients trace leaked.safetensors --registry clients.db --report trace.html
+
+    The registry keeps names and dates. All secrets come from one master secret, a file beside it (clients.secret):
+    back it up. Without the registry leaks can still be traced, without the master secret never again.
+    """
+
+
+for verb in (init, add, listing, show, issue, rotate, revoke, trace, export, check):
+    command.add_command(verb)

@@ -1,0 +1,135 @@
+"""`stainlock clients trace`: whose copy is this?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stainlock.cli.clients.options import base_options, opened, read_names, registry_option, secret_option
+from stainlock.cli.options import FILE, code_options, output_options, seed_option, weights_option
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.clients.tracing import Accused, Trace
+    from stainlock.target import Target
+
+_SHOWN = 20
+
+
+@click.command("trace")
+@click.argument("suspect")
+@registry_option(required=False)
+@secret_option
+@click.option("--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-6, show_default=True,
+              help="The chance of naming any innocent client that is accepted.")  # fmt: skip
+@click.option("--report", "page", type=FILE, metavar="FILE.html", help="Write a page for people who decide, and beside"
+              " it FILE.json, which holds the secrets of those named alone, for --check.")  # fmt: skip
+@click.option("--check", "evidence", type=FILE, metavar="FILE.json", help="Instead of a registry: compute the numbers"
+              " of such a file again. Needs --base.")  # fmt: skip
+@click.option("--names", type=FILE, metavar="FILE", help="Instead of a registry that was lost: the clients' names."
+              " Needs --secret and --base.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(min=1), default=1, metavar="N", help="With --names: epochs to try (1).")
+@click.option("--blind", is_flag=True, help="The base model is lost: do without it, which finds much less.")
+@code_options
+@weights_option
+@seed_option()
+@base_options
+@output_options
+def trace(
+    report: Report,
+    suspect: str,
+    registry: Path | None,
+    secret: Path | None,
+    level: float,
+    page: Path | None,
+    evidence: Path | None,
+    names: Path | None,
+    epochs: int,
+    blind: bool,
+    base: Callable[[], Target | None],
+    of: str | None,
+) -> int:
+    """Whose copy is SUSPECT? Names every client that is proven to have had a part in it; exit status 1 if none is.
+
+    \b
+    stainlock clients trace leaked.safetensors --registry clients.db
+    stainlock clients trace leaked.onnx --registry clients.db --level 1e-9 --report trace.html
+    stainlock clients trace leaked --check trace.json --base mine.py:model
+
+    SUSPECT is a bundle, a weight file (.safetensors, .pt, .pth) or FILE.onnx; none of its code is run. It may be
+    pruned, quantised, fine-tuned, in part or made of many clients' copies.
+    """
+    if sum((registry is not None, evidence is not None, names is not None)) != 1:
+        raise ValueError("expected one of --registry FILE, --check FILE.json and --names FILE")
+    if evidence is not None:
+        return _check(report, suspect, evidence, base())
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"expected --report FILE.html, got {page}")
+    if names is not None:
+        if page is not None or blind or of is not None:
+            raise ValueError("expected --registry with --report, --blind and --of")
+        found = _by_names(suspect, names, epochs, secret, base(), level)
+        return _told(report, found, None)
+    assert registry is not None
+    outputs = [page, page.with_suffix(".json")] if page is not None else []
+    with opened(registry, secret) as clients, Outputs(outputs) as places:
+        with report.progress("tracing") as progress:
+            found = clients.trace(suspect, level=level, base=base(), of=of, blind=blind, progress=progress)
+        if page is not None:
+            evidence_file = places.place(outputs[1]) if found.clients else outputs[1]
+            clients.write_report(found, places.place(page), evidence_file)
+        places.commit()
+    return _told(report, found, page)
+
+
+def _by_names(suspect: str, names: Path, epochs: int, secret: Path | None, base: Target | None, level: float) -> Trace:
+    from stainlock.cli.clients.options import asked_passphrase
+    from stainlock.clients.secrets import MasterSecret
+    from stainlock.clients.tracing import trace_names
+
+    if secret is None or base is None:
+        raise ValueError("expected --secret FILE and --base MODEL with --names: they are what tracing needs")
+    master = MasterSecret.load(secret, asked_passphrase)
+    return trace_names(suspect, master, base, read_names(names), epochs=epochs, level=level)
+
+
+def _told(report: Report, found: Trace, page: Path | None) -> int:
+    facts: dict[str, Any] = found.facts() | {"report": str(page) if page else None}
+    if not found.clients:
+        report.result(
+            facts, f"none: no client is proven to be the source ({found.tested} tested, level {found.level:g})"
+        )
+    else:
+        lines = [f"traced: {one.client}, epoch {one.epoch} (z = {one.z:.1f}, {_chance(one)})"
+                 for one in found.clients[:_SHOWN]]  # fmt: skip
+        if len(found.clients) > _SHOWN:
+            lines.append(f"and {len(found.clients) - _SHOWN} more")
+        report.result(facts, *lines)
+    if found.note:
+        report.remark(f"note: {found.note}")
+    report.remark("assumes that the master secret was drawn before the suspect was made, and that the client's copy was"
+                  " in the client's hands alone")  # fmt: skip
+    if page is not None:
+        report.remark(f"report: {page}")
+    return 0 if found.clients else 1
+
+
+def _chance(one: Accused) -> str:
+    return f"p = {one.p_value:.2g}" if one.p_value >= 1e-4 else f"p ≤ 1e{math.ceil(one.log10_p_value)}"
+
+
+def _check(report: Report, suspect: str, evidence: Path, base: Target | None) -> int:
+    from stainlock.clients.evidence import Evidence, check_evidence
+
+    if base is None:
+        raise ValueError("expected --base MODEL with --check: scores are of differences from it")
+    checked = check_evidence(Evidence.load(evidence), suspect, base)
+    facts = {"verdict": "confirmed" if checked.holds else "not confirmed", "clients": checked.clients,
+             "checks": checked.lines}  # fmt: skip
+    report.result(facts, *checked.lines, "confirmed" if checked.holds else "NOT confirmed")
+    return 0 if checked.holds else 1

@@ -1,0 +1,67 @@
+"""`stainlock clients export`: the registry as a table, or one copy's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stainlock.cli.clients.options import base_options, registry_options
+from stainlock.cli.options import FILE, code_options, output_options, seed_option, weights_option
+from stainlock.cli.outputs import Outputs
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.clients.registry import Registry
+    from stainlock.target import Target
+
+
+@click.command("export")
+@click.option("--out", type=FILE, required=True, metavar="FILE.csv|DIR", help="Where the table goes; with --client, the"
+              " folder of keys.")  # fmt: skip
+@click.option("--client", metavar="NAME", help="Instead of the table: the owner's keys to the stain and the lock of"
+              " this client's copy, made again.")  # fmt: skip
+@click.option("--epoch", type=click.IntRange(min=1), metavar="N", help="With --client: an earlier epoch's.")
+@code_options
+@weights_option
+@seed_option()
+@base_options
+@registry_options
+@output_options
+def export(
+    report: Report,
+    registry: Registry,
+    out: Path,
+    client: str | None,
+    epoch: int | None,
+    base: Callable[[], Target | None],
+    of: str | None,
+) -> None:
+    """Write all clients and copies as a CSV file with nothing secret in it, or the keys of one client's copy.
+
+    \b
+    stainlock clients export --out clients.csv --registry clients.db
+    stainlock clients export --client Globex --out globex-keys --registry clients.db
+    """
+    if client is None:
+        if epoch is not None or of is not None:
+            raise ValueError("expected --client NAME with --epoch and --of")
+        with Outputs([out]) as outputs:
+            lines = registry.export(outputs.place(out))
+            outputs.commit()
+        report.result({"out": str(out), "lines": lines}, f"{lines} lines written to {out}")
+        return
+    copy = registry.copy(client, epoch=epoch, base=base(), of=of)
+    keys = {"stain.key": copy.stain_key, "lock.key": copy.lock_key}
+    written = [name for name, key in keys.items() if key is not None]
+    if not written:
+        raise ValueError(f"{client}'s copy has neither a stain nor a lock, so there are no keys to it")
+    with Outputs([out]) as outputs:
+        folder = outputs.folder(out, secret=True)
+        for name, key in keys.items():
+            if key is not None:
+                key.save(folder / name)
+        outputs.commit()
+    report.result({"out": str(out), "written": written}, *(f"{out / name} (secret)" for name in written))

@@ -1,0 +1,59 @@
+"""Where a registered base model is loaded from, and whether what was loaded is the registered one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stainlock.clients.records import Model
+from stainlock.errors import FileError, StainlockError
+from stainlock.models.references import load_reference
+from stainlock.storage.files import is_model
+from stainlock.target import Target
+
+_WORDS = ("pretrained", "random")  # weights that are no file
+
+Source = dict[str, Any]
+
+
+def source_of(reference: str, **options: Any) -> Source:
+    """A reference and `load_reference`'s options as JSON, with paths that hold from any folder."""
+    kept = {name: value for name, value in options.items() if value not in (None, False)}
+    weights = kept.get("weights")
+    if weights is not None and str(weights) not in _WORDS:
+        kept["weights"] = str(Path(str(weights)).absolute())
+    if isinstance(kept.get("model"), str):
+        kept["model"] = _anywhere(kept["model"])
+    return {"reference": _anywhere(reference), **kept}
+
+
+def _anywhere(reference: str) -> str:
+    if Path(reference).is_dir():
+        return str(Path(reference).absolute())
+    file, colon, factory = reference.rpartition(":")
+    return f"{Path(file).absolute()}:{factory}" if colon and file.endswith(".py") else reference
+
+
+def load_base(source: Source) -> Target:
+    options = {name: value for name, value in source.items() if name != "reference"}
+    return load_reference(source["reference"], **options)
+
+
+def registered_base(model: Model) -> Target:
+    """The model from where it was when it was registered."""
+    if model.source is None:
+        raise FileError(f"the registry does not know where {model.label} is: give it, with --base in the command line")
+    try:
+        base = load_base(model.source)
+    except StainlockError as error:
+        raise FileError(f"can't load {model.label} from where it was ({error}): give --base") from error
+    return checked_base(base, model)
+
+
+def checked_base(base: Target, model: Model) -> Target:
+    if not is_model(base.model, model.digest):
+        raise FileError(
+            f"this is not the base model that was registered as {model.label}: their digests differ (registered"
+            f" {model.digest[:12]}…); register it with `clients init`, or give the right one"
+        )
+    return base

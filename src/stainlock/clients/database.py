@@ -1,0 +1,143 @@
+"""The registry's file: SQLite in WAL mode, with a version of its own and migrations from every older one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stainlock.errors import FileError
+
+APPLICATION = 0x53744C43  # "StLC": what tells a registry from any other SQLite file
+_PATIENCE = 5.0  # seconds to wait for another program's transaction
+
+# Each entry leads from the version of its index to the next: append, never change one that was released.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE log (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, chain TEXT NOT NULL) STRICT;
+    CREATE TABLE models (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,
+        version INTEGER NOT NULL,
+        digest TEXT NOT NULL UNIQUE,
+        source TEXT,
+        layout TEXT NOT NULL,
+        added TEXT NOT NULL,
+        UNIQUE (name, version)
+    ) STRICT;
+    CREATE TABLE clients (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        epoch INTEGER NOT NULL DEFAULT 1,
+        added TEXT NOT NULL,
+        revoked TEXT
+    ) STRICT;
+    CREATE INDEX clients_with_epochs ON clients (epoch) WHERE epoch > 1;
+    CREATE TABLE copies (
+        id INTEGER PRIMARY KEY,
+        client INTEGER NOT NULL REFERENCES clients (id),
+        model INTEGER NOT NULL REFERENCES models (id),
+        epoch INTEGER NOT NULL,
+        digest TEXT NOT NULL,
+        stain INTEGER NOT NULL,
+        lock TEXT,
+        salt TEXT,
+        issued TEXT NOT NULL,
+        entry INTEGER NOT NULL REFERENCES log (number),
+        UNIQUE (client, model, epoch)
+    ) STRICT;
+    CREATE INDEX copies_by_salt ON copies (salt) WHERE salt IS NOT NULL;
+    CREATE INDEX copies_by_digest ON copies (digest);
+    CREATE TRIGGER log_keeps_entries BEFORE DELETE ON log BEGIN SELECT RAISE (ABORT, 'the log only grows'); END;
+    CREATE TRIGGER log_keeps_words BEFORE UPDATE ON log BEGIN SELECT RAISE (ABORT, 'the log only grows'); END;
+    """,
+)
+
+
+def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """Open a registry, brought to this program's version; one of a later version, or another file, is refused."""
+    if not create and not path.is_file():
+        raise FileError(f"{path} is not there: `stainlock clients init MODEL --registry {path}` makes a registry")
+    with explained(path):
+        if create and not path.exists():  # names of clients are nobody else's business, nor are those of its WAL
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
+        try:
+            connection.row_factory = sqlite3.Row
+            _check(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # what was reported as issued is on the disk
+            connection.execute("PRAGMA foreign_keys = ON")
+            _migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    version, application = _number(connection, "user_version"), _number(connection, "application_id")
+    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if application != APPLICATION and not (empty and version == 0 and application == 0):
+        raise FileError(f"{path} is not a registry of clients: it is a database of something else")
+    if version > len(MIGRATIONS):
+        raise FileError(
+            f"{path} is a registry of version {version}, this program reads up to {len(MIGRATIONS)}: update stainlock"
+        )
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """All steps in one transaction: after a crash the registry has its old version, or the new one."""
+    if _number(connection, "user_version") == len(MIGRATIONS):
+        return
+    with transaction(connection):
+        for version in range(_number(connection, "user_version"), len(MIGRATIONS)):
+            for statement in _statements(MIGRATIONS[version]):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside, or nothing; other programs wait meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """SQLite's errors in one line that says what to do."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        words = str(error)
+        if "locked" in words or "busy" in words:
+            raise FileError(f"{path} is in use by another program: wait for it, and run this again") from error
+        raise FileError(f"can't use the registry {path} ({words})") from error
+    except sqlite3.DatabaseError as error:
+        raise FileError(f"{path} is not a registry of clients, or is damaged ({error})") from error
+    except OSError as error:
+        raise FileError(f"can't write {path} ({error.strerror or error})") from error

@@ -1,0 +1,116 @@
+"""The audit log: what was done to the registry, each entry chained to the one before.
+
+    chain_0 = 32 random bytes
+    chain_n = SHA-256(chain_(n−1) ‖ entry_n)              the entry as JSON: names sorted, no spaces, ASCII
+
+Whoever has an earlier chain_n, signed and dated, sees whether an entry up to n was changed since. The random start
+keeps chain_n from telling anything: nobody can guess names and try them. A receipt is one entry with the links around
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stainlock import __version__
+from stainlock.commitments.evidence import TIME
+from stainlock.commitments.opening import canonical
+from stainlock.errors import FileError
+from stainlock.storage.files import parse_json, read_record
+
+FORMAT, VERSION = "stainlock-receipt", 1
+_START = "log start"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One entry of the log, and the links before and after it."""
+
+    entry: dict[str, Any]
+    previous: str
+    chain: str
+
+    @property
+    def holds(self) -> bool:
+        return _link(self.previous, canonical(self.entry).decode()) == self.chain
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2, sort_keys=True) + "\n"
+
+    @staticmethod
+    def load(path: str | Path) -> Receipt:
+        """Read a receipt; one that was altered gets one clear line."""
+        facts = read_record(path, "receipt", FORMAT, VERSION, ("format", "version", "entry", "previous", "chain"))
+        receipt = Receipt(facts["entry"], facts["previous"], facts["chain"])
+        try:
+            holds = isinstance(receipt.entry, dict) and receipt.holds
+        except (TypeError, ValueError):
+            holds = False
+        if not holds:
+            raise FileError(f"{path} was altered after it was written: its entry does not lead to its chain")
+        return receipt
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime(TIME)
+
+
+def begin(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT INTO facts VALUES (?, ?)", (_START, secrets.token_hex(32)))
+
+
+def append(connection: sqlite3.Connection, event: str, facts: Mapping[str, Any]) -> Receipt:
+    """One more entry, within the caller's transaction."""
+    number, previous = head(connection)
+    entry = {"number": number + 1, "time": now(), "event": event, "stainlock": __version__, **facts}
+    text = canonical(entry).decode()
+    chain = _link(previous, text)
+    connection.execute("INSERT INTO log VALUES (?, ?, ?)", (number + 1, text, chain))
+    return Receipt(entry, previous, chain)
+
+
+def head(connection: sqlite3.Connection) -> tuple[int, str]:
+    """How many entries there are, and the last link."""
+    last = connection.execute("SELECT number, chain FROM log ORDER BY number DESC LIMIT 1").fetchone()
+    return (int(last[0]), str(last[1])) if last is not None else (0, _start(connection))
+
+
+def receipt(connection: sqlite3.Connection, number: int) -> Receipt:
+    """The receipt of an entry, as it was when the entry was made."""
+    text, chain = connection.execute("SELECT entry, chain FROM log WHERE number = ?", (number,)).fetchone()
+    return Receipt(parse_json(text), link_at(connection, number - 1), str(chain))
+
+
+def link_at(connection: sqlite3.Connection, number: int) -> str:
+    if number == 0:
+        return _start(connection)
+    found = connection.execute("SELECT chain FROM log WHERE number = ?", (number,)).fetchone()
+    if found is None:
+        raise FileError(f"the registry's log has no entry {number}: it is another registry's, or was cut short")
+    return str(found[0])
+
+
+def entries(connection: sqlite3.Connection) -> Iterator[Receipt]:
+    """The whole log, link by link; an entry that does not follow from the one before it is an error."""
+    previous = _start(connection)
+    for expected, (number, text, chain) in enumerate(connection.execute("SELECT * FROM log ORDER BY number"), 1):
+        if number != expected or _link(previous, text) != chain:
+            raise FileError(f"the registry's log was altered: entry {expected} does not follow from the one before it")
+        yield Receipt(parse_json(text), previous, chain)
+        previous = chain
+
+
+def _start(connection: sqlite3.Connection) -> str:
+    return str(connection.execute("SELECT value FROM facts WHERE name = ?", (_START,)).fetchone()[0])
+
+
+def _link(previous: str, text: str) -> str:
+    return hashlib.sha256(bytes.fromhex(previous) + text.encode()).hexdigest()

@@ -1,0 +1,125 @@
+"""Orders: which copies are to be written where, and which of them are there already."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stainlock.clients import records
+from stainlock.clients.copies import Protection
+from stainlock.clients.records import Client, Model
+from stainlock.errors import FileError
+from stainlock.locks.lock import KINDS
+from stainlock.storage.durable import refuse_existing
+
+STAGING, RECEIPT = ".issuing", "receipt.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One copy to write: a bundle to ``out``, the changes alone to ``delta``, or both. ``digest`` is what an earlier
+    issue of it gave."""
+
+    client: str
+    epoch: int
+    out: Path | None
+    delta: Path | None
+    protection: Protection
+    digest: str | None = None
+
+    @property
+    def place(self) -> Path:
+        """What the other files are named after."""
+        place = self.out or self.delta
+        assert place is not None
+        return place.absolute()
+
+    @property
+    def staging(self) -> Path:
+        return self.place.parent / f".{self.place.name}{STAGING}"
+
+    def beside(self, suffix: str) -> Path:
+        """The place of the receipt, or of the patch."""
+        place = self.out or self.delta
+        assert place is not None
+        return place.with_name(f"{place.name}{suffix}")
+
+    @property
+    def is_there(self) -> bool:
+        return all(path is None or path.exists() for path in (self.out, self.delta))
+
+    def check(self) -> None:
+        """A clear line before the work; of a copy that was issued before, files of its own may lie there."""
+        for path in (self.out, self.delta):
+            if path is not None and (self.digest is None or path.exists()):
+                refuse_existing(path)
+        if self.digest is None:
+            for suffix in (".png", ".safetensors", f".{RECEIPT}"):
+                refuse_existing(self.beside(suffix))
+
+
+def single_order(
+    connection: sqlite3.Connection,
+    model: Model,
+    client: str,
+    out: Path | None,
+    delta: Path | None,
+    protection: Protection,
+    *,
+    again: bool,
+) -> Order:
+    """One client's copy, which must not have been issued before unless it is asked for again."""
+    if out is None and delta is None:
+        raise ValueError("expected a place for the copy: out, delta or both")
+    owner = records.active_client(connection, client)
+    before = records.issued(connection, owner, model, owner.epoch)
+    if before is not None and not again:
+        raise FileError(f"{owner.name} has a copy of {model.label} in epoch {owner.epoch}, issued {before.issued}:"
+                        " --again writes the same bytes, `clients rotate` begins a new epoch")  # fmt: skip
+    return _order(connection, model, owner, out, delta, protection)
+
+
+def orders_for(
+    connection: sqlite3.Connection,
+    model: Model,
+    clients: Iterable[str] | None,
+    folder: Path,
+    protection: Protection,
+    *,
+    deltas: bool,
+) -> tuple[list[Order], int]:
+    """Copies for these clients, or for everyone who is not revoked; those that are there are only counted."""
+    if clients is None:
+        owners = [owner for owner in records.clients(connection) if owner.revoked is None]
+    else:
+        owners = [records.active_client(connection, name) for name in dict.fromkeys(clients)]
+    if not owners:
+        raise FileError("there are no clients to issue copies to: `stainlock clients add` adds them")
+    orders, there = [], 0
+    for owner in owners:
+        place = folder / owner.name
+        out, delta = (None, folder / f"{owner.name}.delta") if deltas else (place, None)
+        order = _order(connection, model, owner, out, delta, protection)
+        if order.digest is not None and order.is_there:
+            there += 1
+        else:
+            orders.append(order)
+    return orders, there
+
+
+def _order(
+    connection: sqlite3.Connection,
+    model: Model,
+    owner: Client,
+    out: Path | None,
+    delta: Path | None,
+    protection: Protection,
+) -> Order:
+    if protection.lock is not None and protection.lock not in KINDS:
+        raise ValueError(f"expected a lock of kind {', '.join(KINDS)}, got {protection.lock!r}")
+    before = records.issued(connection, owner, model, owner.epoch)
+    if before is not None:  # the same bytes need the same protection
+        protection = Protection(before.stain, before.lock)
+    return Order(owner.name, owner.epoch, out, delta, protection, before.digest if before is not None else None)

@@ -1,0 +1,183 @@
+"""The report of a trace: one page that a lawyer can read, with everything needed to check it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stainlock import __version__
+from stainlock.clients.evidence import Evidence
+from stainlock.clients.log import Receipt, now
+from stainlock.clients.tracing import Accused, Trace
+from stainlock.html.figures import score_histogram
+from stainlock.html.page import Section, bullets, commands, figure, page, paragraph, table, text
+
+_MOST_LISTED = 20
+
+Receipts = dict[tuple[str, int], Receipt]
+
+
+def trace_page(trace: Trace, receipts: Receipts, evidence: Evidence | None, evidence_file: Path | None) -> str:
+    """The whole page. It holds no secret: those of the accused are in the evidence beside it."""
+    models = ", ".join(c.model for c in trace.compared)
+    introduction = f"Report of {now()}, made by stainlock {__version__}: was this file made from a client’s copy?"
+    sections = [
+        Section("The question", (paragraph(
+            f"A file, “{trace.suspect}”, was found. Copies of the model {models} were made for {_count(trace)} (client"
+            " and period of use counted together); each copy carries a different, secret pattern of tiny changes in its"
+            " numbers, a fingerprint. Was the file made from one of these copies, and from whose?"),)),
+        Section("The answer", _answer(trace, receipts)),
+        Section("How sure is this?", _chances(trace)),
+        Section("What this takes for granted", _assumptions(trace)),
+        Section("All clients’ scores", _plot(trace)),
+        Section("What was compared", _compared(trace)),
+        Section("Digests and dates", _digests(trace, receipts, evidence)),
+        Section("How to check this independently", _how_to_check(trace, evidence_file)),
+    ]  # fmt: skip
+    return page("Whose copy is this file?", introduction, sections)
+
+
+def _count(trace: Trace) -> str:
+    each = trace.tested // len(trace.compared)
+    return f"{each} client{'s' if each != 1 else ''}"
+
+
+def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
+    if not trace.clients:
+        blocks = [paragraph("No client is proven to be the source of this file.", kind="no"), paragraph(
+            "That is not proof of innocence: the file may be unrelated to the model, or too little of the fingerprint"
+            " may be left in it to name someone with the certainty asked for.")]  # fmt: skip
+        return (*blocks, paragraph(trace.note)) if trace.note else tuple(blocks)
+    many = len(trace.clients) > 1
+    words = (
+        f"Yes. It contains the fingerprints of {len(trace.clients)} clients: it was made by combining their copies."
+        if many
+        else f"Yes. It contains the fingerprint of the copy that was made for {trace.clients[0].client}."
+    )
+    rows = [
+        [text(one.client), str(one.epoch), text(one.model), text(_issued(receipts.get((one.client, one.epoch)))),
+         f"{one.z:.1f}", _chance(one)]
+        for one in trace.clients[:_MOST_LISTED]
+    ]  # fmt: skip
+    listed = table(["client", "epoch", "model", "copy issued", "score", "chance for an innocent"], rows, numeric=(1, 4))
+    blocks = [paragraph(words, kind="yes"), listed]
+    if len(trace.clients) > _MOST_LISTED:
+        blocks.append(paragraph(f"and {len(trace.clients) - _MOST_LISTED} more, listed in the evidence file."))
+    return tuple(blocks)
+
+
+def _issued(receipt: Receipt | None) -> str:
+    return str(receipt.entry["time"]) if receipt is not None else "not in the log"
+
+
+def _chance(one: Accused) -> str:
+    """As HTML, rounded up."""
+    exponent = int(-one.log10_p_value)
+    return f"at most 1 in 10<sup>{exponent}</sup>" if exponent > 6 else f"at most {one.p_value * 1.05:.1g}"
+
+
+def _chances(trace: Trace) -> tuple[str, ...]:
+    odds = f"{1 / trace.level:,.0f}".replace(",", "\u202f")
+    return (
+        paragraph(
+            f"The rule used here names an innocent client in at most 1 of {odds} such investigations, however many"
+            f" clients there are: {trace.tested} fingerprints were compared, and the bound is divided among them."
+        ),
+        paragraph(
+            "“Chance for an innocent” in the table is the chance that any client who had no part in this file would"
+            " reach a score this high. It holds whatever was done to the file, since it rests on the secret patterns"
+            " alone: they are drawn like coin tosses, independently of everything else."
+        ),
+        paragraph(
+            f"In formulas: each fingerprint is {trace.chips} random signs; the file’s differences from the original are"
+            " summed onto these to give y; the score is z = y·signs / ‖y‖. For signs independent of y, Hoeffding’s"
+            " inequality gives P(z > t) ≤ exp(−t²/2) without exception. The chances above are that, times twice the"
+            f" number of fingerprints compared; a client is named from z = {trace.threshold:.2f} on."
+        ),
+    )
+
+
+def _assumptions(trace: Trace) -> tuple[str, ...]:
+    items = [
+        "The secret from which all fingerprints are derived was drawn at random before the file existed, and not chosen"
+        " to fit it. A signed and dated commitment to the registry’s log, which holds a digest of each secret,"
+        " shows that.",
+        "The client’s copy was in the client’s hands alone. The owner made it, and could have kept it: this"
+        " report shows which copy the file comes from, not who passed it on.",
+        f"The number of fingerprints compared, {trace.tested}, is the owner’s word. If it were ten times as many, the"
+        " chances above would be ten times as large.",
+        "SHA-256, HMAC and ChaCha20 do what they are believed to do.",
+    ]
+    if any(c.blind for c in trace.compared):
+        items.append("The original model was not at hand: the file was read without it, which finds less, and can’t err"
+                     " more.")  # fmt: skip
+    return (bullets(items),)
+
+
+def _plot(trace: Trace) -> tuple[str, ...]:
+    named = [(f"{one.client}, epoch {one.epoch}", one.z) for one in trace.clients]
+    best = max(trace.compared, key=lambda c: max(c.scores, default=0.0))
+    image = score_histogram(best.scores, trace.threshold, named)
+    caption = (
+        f"Scores of all {len(best.scores)} fingerprints against {text(best.model)}. Those of clients who had no part"
+        " lie around zero; a client is named to the right of the dashed line."
+    )
+    return (figure(image, "Histogram of all clients' scores with the accused far to the right", caption),)
+
+
+def _compared(trace: Trace) -> tuple[str, ...]:
+    rows = [
+        [text(c.model), f"{c.weights:,}", f"{c.carrying:,}", f"{max(c.scores, default=0.0):.1f}"]
+        for c in trace.compared
+    ]
+    blocks = [table(["model", "weights compared", "of", "highest score"], rows, numeric=(1, 2, 3))]
+    if trace.lock_of is not None:
+        client, epoch = trace.lock_of
+        locked = (
+            f"The file is locked. Its lock’s public number is that of the copy for {client}, epoch {epoch}; the lock"
+            " was undone with the owner’s secret before comparing. That number can be copied, and names nobody."
+        )
+        blocks.append(paragraph(locked))
+    missing = [f"{name}: {why}" for c in trace.compared for name, why in c.missing.items()]
+    if missing:
+        blocks += [paragraph("Parts that could not be compared:"), bullets(missing[:_MOST_LISTED])]
+    return tuple(blocks)
+
+
+def _digests(trace: Trace, receipts: Receipts, evidence: Evidence | None) -> tuple[str, ...]:
+    rows = [["the file found", _code(trace.suspect_digest), ""]]
+    rows += [[text(f"original model {c.model}"), _code(c.digest), ""] for c in trace.compared]
+    for one in trace.clients[:_MOST_LISTED]:
+        receipt = receipts.get((one.client, one.epoch))
+        if receipt is not None:
+            label = text(f"copy for {one.client}, epoch {one.epoch}")
+            rows.append([label, _code(str(receipt.entry["digest"])), text(str(receipt.entry["time"]))])
+            rows.append([f"its entry in the log, number {receipt.entry['number']}", _code(receipt.chain), ""])
+    made = f"The evidence file was made on {evidence.made}. " if evidence is not None else ""
+    return (
+        table(["what", "SHA-256", "date"], rows),
+        paragraph(f"{made}Dates are those of the owner’s machine, unless a timestamp authority has signed the log."),
+    )
+
+
+def _code(digest: str) -> str:
+    return f"<code>{text(digest)}</code>"
+
+
+def _how_to_check(trace: Trace, evidence_file: Path | None) -> tuple[str, ...]:
+    if evidence_file is None:
+        return (paragraph("Nobody is named, so there is nothing to disclose. Whoever has the registry and the master"
+                          " secret can repeat the trace."),)  # fmt: skip
+    lines: Sequence[str] = [f"stainlock clients trace FILE --check {evidence_file.name} --base ORIGINAL"]
+    return (
+        paragraph(
+            f"Beside this page lies {evidence_file.name}. It holds the numbers above and the secrets of the named"
+            " clients’ copies, and of nobody else’s. With it, the file that was found and the original model, anyone"
+            " can compute the scores again, with this program:"
+        ),
+        commands(lines),
+        paragraph(
+            "or with one’s own: docs/key_format.md of stainlock specifies every step. The evidence file lets its reader"
+            " find the named clients’ fingerprints, so hand it to the court’s expert, not to the public."
+        ),
+    )

@@ -1,0 +1,263 @@
+"""What the registry knows of models, clients and their copies, as rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stainlock.clients import log
+from stainlock.clients.database import transaction
+from stainlock.clients.secrets import checked_name
+from stainlock.errors import FileError
+
+_COPIES = (
+    "SELECT clients.name AS client, models.name AS model, models.version AS version, copies.epoch AS epoch,"
+    " copies.digest AS digest, copies.stain AS stain, copies.lock AS lock, copies.salt AS salt,"
+    " copies.issued AS issued, copies.entry AS entry FROM copies JOIN clients ON clients.id = copies.client"
+    " JOIN models ON models.id = copies.model"
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A registered base model. ``source`` says where it can be loaded from, if that is known; ``layout`` is what is
+    public of its fingerprints: the number of chips, the amplitude, and the shapes of the tensors that carry."""
+
+    id: int
+    name: str
+    version: int
+    digest: str
+    source: dict[str, Any] | None
+    layout: dict[str, Any]
+    added: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True)
+class Client:
+    """``epoch`` counts from 1; each `rotate` begins the next. A revoked client gets no more copies."""
+
+    id: int
+    name: str
+    epoch: int
+    added: str
+    revoked: str | None
+
+
+@dataclass(frozen=True)
+class IssuedCopy:
+    """A copy that was issued; ``entry`` is its place in the log, ``salt`` a keyed lock's."""
+
+    client: str
+    model: str
+    version: int
+    epoch: int
+    digest: str
+    stain: bool
+    lock: str | None
+    salt: str | None
+    issued: str
+    entry: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}@{self.version}"
+
+
+def add_model(
+    connection: sqlite3.Connection,
+    name: str,
+    digest: str,
+    source: dict[str, Any] | None,
+    layout: dict[str, Any],
+    layout_digest: str,
+    *,
+    new_version: bool,
+) -> Model:
+    with transaction(connection):
+        same = connection.execute("SELECT name, version FROM models WHERE digest = ?", (digest,)).fetchone()
+        if same is not None:
+            raise FileError(f"this model is in the registry already, as {same['name']}@{same['version']}")
+        known = connection.execute("SELECT max(version) FROM models WHERE name = ?", (name,)).fetchone()[0]
+        if known is not None and not new_version:
+            raise FileError(f"the registry has another model called {name}: give this one a --name of its own, or add"
+                            " it as a --new-version, which re-issues everyone")  # fmt: skip
+        if known is None and new_version:
+            raise FileError(f"the registry has no model called {name} to be a new version of: it has"
+                            f" {_named(connection)}; give its --name")  # fmt: skip
+        facts = {"model": name, "model_version": (known or 0) + 1, "model_digest": digest, "layout": layout_digest}
+        log.append(connection, "model", facts)
+        connection.execute(
+            "INSERT INTO models (name, version, digest, source, layout, added) VALUES (?, ?, ?, ?, ?, ?)",
+            (name, (known or 0) + 1, digest, json.dumps(source) if source else None, json.dumps(layout), log.now()),
+        )
+    return model(connection, f"{name}@{(known or 0) + 1}")
+
+
+def models(connection: sqlite3.Connection) -> list[Model]:
+    rows = connection.execute("SELECT * FROM models ORDER BY name, version")
+    return [
+        Model(**{**row, "source": json.loads(row["source"] or "null"), "layout": json.loads(row["layout"])})
+        for row in rows
+    ]
+
+
+def model(connection: sqlite3.Connection, wanted: str | None) -> Model:
+    """``NAME@VERSION``, ``NAME`` for its latest version, None where there is one name only."""
+    known = models(connection)
+    if wanted is None:
+        if len({m.name for m in known}) != 1:
+            raise ValueError(f"expected --of NAME, as the registry has several models: {_named(connection)}")
+        return known[-1]
+    found = [m for m in known if wanted in (m.name, m.label)]
+    if not found:
+        raise FileError(f"the registry has no model {wanted}: it has {_named(connection)}")
+    return found[-1]
+
+
+def _named(connection: sqlite3.Connection) -> str:
+    return ", ".join(sorted({m.name for m in models(connection)})) or "none"
+
+
+def add_clients(connection: sqlite3.Connection, names: Iterable[str]) -> int:
+    """All of them or none, in one transaction; the log has one entry, with the digest of the names."""
+    wanted = [checked_name(name) for name in names]
+    if not wanted:
+        raise ValueError("expected at least one client to add, got none")
+    added = log.now()
+    with transaction(connection):
+        before = connection.total_changes
+        last = connection.execute("SELECT coalesce(max(id), 0) FROM clients").fetchone()[0]
+        connection.executemany(
+            "INSERT INTO clients (name, added) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+            ((name, added) for name in wanted),
+        )
+        if connection.total_changes - before != len(wanted):
+            raise FileError(_given_twice(connection, wanted, last))
+        digest = hashlib.sha256("\n".join(sorted(wanted)).encode()).hexdigest()
+        few = {"clients": wanted} if len(wanted) <= 100 else {}
+        log.append(connection, "added", {"count": len(wanted), "names_digest": digest, **few})
+    return len(wanted)
+
+
+def _given_twice(connection: sqlite3.Connection, wanted: list[str], last: int) -> str:
+    seen: set[str] = set()
+    for name in wanted:
+        if name in seen:
+            return f"{name} is given twice: no client was added"
+        seen.add(name)
+        before = connection.execute("SELECT added FROM clients WHERE name = ? AND id <= ?", (name, last)).fetchone()
+        if before is not None:
+            return f"{name} is in the registry already, since {before[0]}: no client was added"
+    return "one of these clients is in the registry already: no client was added"
+
+
+def client(connection: sqlite3.Connection, name: str) -> Client:
+    row = connection.execute("SELECT * FROM clients WHERE name = ?", (checked_name(name),)).fetchone()
+    if row is None:
+        raise FileError(
+            f"there is no client {name} in the registry: `stainlock clients add` adds one, `list` lists them"
+        )
+    return Client(**row)
+
+
+def active_client(connection: sqlite3.Connection, name: str) -> Client:
+    """One who may be given copies."""
+    found = client(connection, name)
+    if found.revoked is not None:
+        raise FileError(f"{name} was revoked on {found.revoked} and gets no more copies")
+    return found
+
+
+def clients(connection: sqlite3.Connection, *, limit: int | None = None, after: str = "") -> Iterator[Client]:
+    """In the order of their names."""
+    rows = connection.execute(
+        "SELECT * FROM clients WHERE name > ? ORDER BY name LIMIT ?", (after, -1 if limit is None else limit)
+    )
+    return (Client(**row) for row in rows)
+
+
+def count(connection: sqlite3.Connection) -> tuple[int, int]:
+    """How many clients there are, and how many copies they have."""
+    row = connection.execute("SELECT (SELECT count(*) FROM clients), (SELECT count(*) FROM copies)").fetchone()
+    return int(row[0]), int(row[1])
+
+
+def epochs(connection: sqlite3.Connection) -> Iterator[tuple[str, int]]:
+    """Every client with every epoch they ever had: whoever leaked a copy is among these."""
+    for name, epoch in connection.execute("SELECT name, epoch FROM clients ORDER BY id"):
+        for number in range(1, epoch + 1):
+            yield name, number
+
+
+def rotate(connection: sqlite3.Connection, names: Sequence[str]) -> list[Client]:
+    """The next epoch: copies issued from now on are others."""
+    with transaction(connection):
+        for name in names:
+            found = active_client(connection, name)
+            connection.execute("UPDATE clients SET epoch = epoch + 1 WHERE id = ?", (found.id,))
+            log.append(connection, "rotated", {"client": found.name, "epoch": found.epoch + 1})
+    return [client(connection, name) for name in names]
+
+
+def revoke(connection: sqlite3.Connection, names: Sequence[str]) -> list[Client]:
+    with transaction(connection):
+        for name in names:
+            found = active_client(connection, name)
+            connection.execute("UPDATE clients SET revoked = ? WHERE id = ?", (log.now(), found.id))
+            log.append(connection, "revoked", {"client": found.name, "epoch": found.epoch})
+    return [client(connection, name) for name in names]
+
+
+def issued(connection: sqlite3.Connection, owner: Client, of: Model, epoch: int) -> IssuedCopy | None:
+    where = " WHERE copies.client = ? AND copies.model = ? AND copies.epoch = ?"
+    return next(_issued(connection, where, (owner.id, of.id, epoch)), None)
+
+
+def issued_to(connection: sqlite3.Connection, owner: Client) -> list[IssuedCopy]:
+    return list(_issued(connection, " WHERE copies.client = ? ORDER BY copies.entry", (owner.id,)))
+
+
+def all_issued(connection: sqlite3.Connection) -> Iterator[IssuedCopy]:
+    return _issued(connection, " ORDER BY copies.entry", ())
+
+
+def issued_with(connection: sqlite3.Connection, *, digest: str = "", salt: str = "") -> list[IssuedCopy]:
+    """Copies with these very weights, or with this salt in their lock."""
+    column, value = ("salt", salt) if salt else ("digest", digest)
+    return list(_issued(connection, f" WHERE copies.{column} = ?", (value,)))
+
+
+def _issued(connection: sqlite3.Connection, where: str, values: tuple[Any, ...]) -> Iterator[IssuedCopy]:
+    for row in connection.execute(_COPIES + where, values):
+        yield IssuedCopy(**{**row, "stain": bool(row["stain"])})
+
+
+def record_copy(
+    connection: sqlite3.Connection,
+    owner: Client,
+    of: Model,
+    epoch: int,
+    copy: dict[str, Any],
+    secrets: dict[str, str],
+) -> log.Receipt:
+    """A copy as issued, with its receipt; ``copy`` has digest, stain, lock, salt and the digests of its files."""
+    with transaction(connection):
+        active_client(connection, owner.name)  # it may have been revoked while the copy was made
+        facts = {"client": owner.name, "epoch": epoch, "model": of.name, "model_version": of.version,
+                 "model_digest": of.digest, **copy, "secrets": secrets}  # fmt: skip
+        receipt = log.append(connection, "issued", facts)
+        connection.execute(
+            "INSERT INTO copies (client, model, epoch, digest, stain, lock, salt, issued, entry)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (owner.id, of.id, epoch, copy["digest"], int(copy["stain"]), copy["lock"], copy["salt"],
+             receipt.entry["time"], receipt.entry["number"]),
+        )  # fmt: skip
+    return receipt

@@ -1,0 +1,495 @@
+"""Registry: the door to everything about clients, with the verbs of `stainlock clients`."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hmac
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stainlock.clients import log, records
+from stainlock.clients.bases import Source, checked_base, load_base, registered_base, source_of
+from stainlock.clients.copies import Copy, Protection, make_copy
+from stainlock.clients.database import connect, explained, transaction
+from stainlock.clients.issuing import issue_orders, layout_of
+from stainlock.clients.orders import orders_for, single_order
+from stainlock.clients.records import Client, IssuedCopy, Model
+from stainlock.clients.reporting import write_report
+from stainlock.clients.secrets import LAYOUT, MasterSecret, Passphrase, checked_name, disclosed_digest
+from stainlock.clients.tracing import Base, Trace, trace
+from stainlock.commitments.log_head import LogCommitment, commit_log
+from stainlock.commitments.signing import Signer
+from stainlock.errors import FileError
+from stainlock.fingerprints import Layout
+from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
+from stainlock.fingerprints.tracing import LEVEL
+from stainlock.storage.durable import refuse_existing
+from stainlock.storage.files import model_digest
+from stainlock.target import Target
+
+_CHECK = "secret check"
+Progress = Callable[[int, int], None]
+
+
+class Registry:
+    """Who has which copy of a model. One SQLite file with names and dates; secrets are derived from one master secret.
+
+    The master secret is a file of its own, by default beside the registry and with the ending ``.secret``. Keep a copy
+    of it somewhere else: without it no leak can be traced, while a lost registry costs names and dates alone.
+
+    >>> base = sl.Target(model, input_shape=(3, 32, 32), reference="mine.py:model")
+    >>> registry = sl.Registry("clients.db")
+    >>> registry.init(base, name="mine").label
+    'mine@1'
+    >>> registry.add("acme", "globex", "initech")
+    3
+    >>> registry.issue("acme", out="copies/acme", base=base)["epoch"]
+    1
+    >>> found = registry.trace("copies/acme", base=base)
+    >>> found.verdict, [accused.client for accused in found.clients]
+    ('traced', ['acme'])
+    """
+
+    def __init__(self, path: str | Path, *, secret: str | Path | None = None, passphrase: Passphrase = None) -> None:
+        self.path = Path(path)
+        self.secret_path = Path(secret) if secret is not None else self.path.with_suffix(".secret")
+        self.passphrase = passphrase
+        self._connection: sqlite3.Connection | None = None
+        self._secret: MasterSecret | None = None
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; it is opened again when it is needed.
+
+        >>> with sl.Registry("clients.db") as registry:  # closes it at the end
+        ...     _ = registry.init(target, name="mine")
+        >>> registry.close()
+        """
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _open(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+        if self._connection is None:
+            self._connection = connect(self.path, create=create)
+            if not create and self._connection.execute("SELECT count(*) FROM facts").fetchone()[0] == 0:
+                self.close()
+                raise FileError(f"{self.path} is an empty registry: `stainlock clients init MODEL` begins one")
+        with explained(self.path):
+            yield self._connection
+
+    @property
+    def secret(self) -> MasterSecret:
+        """The master secret, which must be this registry's: a wrong one is told before anything is written.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> registry.secret == sl.Registry("clients.db").secret
+        True
+        """
+        if self._secret is None:
+            self._secret = self.check(self.secret_path)
+        return self._secret
+
+    def check(self, backup: str | Path | None = None, *, passphrase: Passphrase = None) -> MasterSecret:
+        """The master secret in a file, by default the registry's own, if it fits this registry; else an error.
+
+        This is how a backup is tested: it needs the backup and the registry, and not the file that is in use.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> import shutil
+        >>> _ = shutil.copy("clients.secret", "backup.secret")
+        >>> registry.check("backup.secret") == registry.secret
+        True
+        """
+        path = Path(backup) if backup is not None else self.secret_path
+        secret = MasterSecret.load(path, passphrase or self.passphrase)
+        with self._open() as connection:
+            kept = connection.execute("SELECT value FROM facts WHERE name = ?", (_CHECK,)).fetchone()[0]
+        if not hmac.compare_digest(str(kept), secret.check):
+            raise FileError(f"{path} holds another master secret than this registry's: nothing was written; find the"
+                            f" one that was made with {self.path}")  # fmt: skip
+        return secret
+
+    def init(
+        self,
+        model: Target | str,
+        *,
+        name: str | None = None,
+        new_version: bool = False,
+        chips: int = CHIPS,
+        amplitude: float = AMPLITUDE,
+        **options: Any,
+    ) -> Model:
+        """Register a base model: a target, or a reference with `Target.from_reference`'s options.
+
+        The first call makes the registry, and the master secret unless its file is there. ``new_version`` replaces the
+        model of that name: everyone's next copy is made from it, with secrets of its own. ``chips`` and ``amplitude``
+        are the fingerprints': more of either survives more, a larger amplitude changes the model more.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> registry.init(target, name="mine").label
+        'mine@1'
+        >>> registry.init(stained, name="mine", new_version=True).label
+        'mine@2'
+        """
+        source: Source | None = None
+        if isinstance(model, str):
+            source = source_of(model, **options)
+            base = load_base(source)
+        else:
+            base = model
+        digest = model_digest(base.model)
+        label = checked_name(name or _short_name(base.reference or type(base.model).__name__))
+        if "@" in label:
+            raise ValueError(f"expected a model's name without @, which stands before its version, got {label}")
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            self._begin()
+        layout = Layout.of(base.model, self.secret.derive(LAYOUT, digest), chips=chips, amplitude=amplitude)
+        public = {"chips": chips, "amplitude": amplitude, "shapes": dict(layout.shapes)}
+        with self._open() as connection:
+            return records.add_model(
+                connection, label, digest, source, public, disclosed_digest(layout.secret), new_version=new_version
+            )
+
+    def _begin(self) -> None:
+        """A new registry. A secret that is there already is kept: it may be that of a registry that was lost."""
+        if not self.secret_path.exists():
+            MasterSecret.new().save(self.secret_path, self.passphrase)
+        secret = MasterSecret.load(self.secret_path, self.passphrase)
+        with self._open(create=True) as connection, transaction(connection):
+            if connection.execute("SELECT count(*) FROM facts").fetchone()[0] == 0:
+                log.begin(connection)
+                connection.execute("INSERT INTO facts VALUES (?, ?)", (_CHECK, secret.check))
+                log.append(connection, "begun", {"secret_check": secret.check})
+
+    def check_log(self, commitment: str | Path | None = None) -> tuple[int, str]:
+        """How many entries the audit log has, and its last link, if every entry follows from the one before it.
+
+        ``commitment`` is a signed one, made by `commit_log`: the log must still contain what was signed.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> registry.check_log()[0]
+        2
+        """
+        signed = LogCommitment.load(commitment) if commitment is not None else None
+        with self._open() as connection:
+            for _ in log.entries(connection):
+                pass
+            if signed is not None and log.link_at(connection, signed.entries) != signed.chain:
+                raise FileError(f"{commitment} is for another log: entry {signed.entries} of this one has another link")
+            return log.head(connection)
+
+    def commit_log(self, signer: Signer, *, statement: str = "") -> LogCommitment:
+        """Sign the audit log as it is now: no entry up to here can be changed unnoticed.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> commitment = registry.commit_log(sl.Signer.new())
+        >>> commitment.save("log.json")
+        >>> registry.check_log("log.json") == (commitment.entries, commitment.chain)
+        True
+        """
+        with self._open() as connection:
+            return commit_log(*log.head(connection), signer, statement=statement)
+
+    def add(self, *names: str) -> int:
+        """Add clients, all or none of them.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> registry.add("acme", "globex")
+        2
+        """
+        with self._open() as connection:
+            return records.add_clients(connection, names)
+
+    def models(self) -> Sequence[Model]:
+        """The registered base models, every version of each.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> [model.label for model in registry.models()]
+        ['mine@1']
+        """
+        with self._open() as connection:
+            return records.models(connection)
+
+    def show(self, name: str) -> tuple[Client, Sequence[IssuedCopy]]:
+        """A client, and every copy issued to them.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> client, copies = registry.show("acme")
+        >>> client.epoch, copies
+        (1, [])
+        """
+        with self._open() as connection:
+            found = records.client(connection, name)
+            return found, records.issued_to(connection, found)
+
+    def count(self) -> tuple[int, int]:
+        """How many clients there are, and how many copies were issued.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> registry.count()
+        (2, 0)
+        """
+        with self._open() as connection:
+            return records.count(connection)
+
+    def rotate(self, *names: str) -> Sequence[Client]:
+        """A new epoch for these clients: the next copy and patch are new; old copies are still traced to them.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> registry.rotate("acme")[0].epoch
+        2
+        """
+        with self._open() as connection:
+            return records.rotate(connection, names)
+
+    def revoke(self, *names: str) -> Sequence[Client]:
+        """No more copies for these clients; those they have are still traced to them.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> _ = registry.revoke("acme")
+        >>> registry.issue("acme", delta="acme.delta", base=target)
+        Traceback (most recent call last):
+        stainlock.errors.FileError: acme was revoked ...
+        """
+        with self._open() as connection:
+            return records.revoke(connection, names)
+
+    def base(self, given: Target | None = None, of: str | None = None) -> tuple[Model, Target]:
+        """A registered model and its weights, from where they were or as given, if they are the registered ones.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> model, base = registry.base(target)
+        >>> model.label, base is target
+        ('mine@1', True)
+        """
+        with self._open() as connection:
+            model = records.model(connection, of)
+        return model, registered_base(model) if given is None else checked_base(given, model)
+
+    def issue(
+        self,
+        client: str,
+        *,
+        out: str | Path | None = None,
+        delta: str | Path | None = None,
+        stain: bool = False,
+        lock: str | None = None,
+        again: bool = False,
+        base: Target | None = None,
+        of: str | None = None,
+    ) -> dict[str, Any]:
+        """Write a client's copy: a bundle to ``out``, the changes alone to ``delta``, or both.
+
+        ``stain`` and ``lock`` (a kind of lock) add those of the client's own. The patch and the receipt go beside the
+        copy. A copy that was issued is written ``again``, with the same bytes, if that is asked for.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> registry.issue("acme", delta="acme.delta", base=target)["receipt"]
+        'acme.delta.receipt.json'
+        >>> copy = sl.apply(target, "acme.delta")
+        >>> registry.trace(copy, base=target).clients[0].client
+        'acme'
+        """
+        bundle, changes = (Path(place) if place is not None else None for place in (out, delta))
+        with self._open() as connection:
+            model = records.model(connection, of)
+            order = single_order(connection, model, client, bundle, changes, Protection(stain, lock), again=again)
+            return issue_orders(connection, self.path, self.secret, model, [order], base)[0]
+
+    def issue_all(
+        self,
+        out: str | Path,
+        *,
+        clients: Iterable[str] | None = None,
+        deltas: bool = False,
+        stain: bool = False,
+        lock: str | None = None,
+        base: Target | None = None,
+        of: str | None = None,
+        workers: int = 1,
+        ray: str | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[Sequence[dict[str, Any]], int]:
+        """Copies for everyone, or for these clients, in one folder: those written now, and how many were there.
+
+        What an interrupted run has left out is written; copies that are there stay as they are.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> issued, there = registry.issue_all("copies", deltas=True, base=target)
+        >>> len(issued), there
+        (2, 0)
+        >>> registry.issue_all("copies", deltas=True, base=target)[1]
+        2
+        """
+        with self._open() as connection:
+            model = records.model(connection, of)
+            orders, there = orders_for(
+                connection, model, clients, Path(out), Protection(stain, lock), deltas=deltas
+            )  # fmt: skip
+            secret = self.secret
+            if not orders:
+                return [], there
+            issued = issue_orders(
+                connection, self.path, secret, model, orders, base, workers=workers, ray=ray, progress=progress
+            )
+        return issued, there
+
+    def copy(self, client: str, *, epoch: int | None = None, base: Target | None = None, of: str | None = None) -> Copy:
+        """A copy that was issued, made again, with the owner's keys to the stain and the lock in it.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> _ = registry.issue("acme", delta="acme.delta", stain=True, base=target)
+        >>> copy = registry.copy("acme", base=target)
+        >>> sl.verify(copy.target, copy.stain_key).stained
+        True
+        """
+        model, target = self.base(base, of)
+        with self._open() as connection:
+            owner = records.client(connection, client)
+            before = records.issued(connection, owner, model, epoch or owner.epoch)
+        if before is None:
+            raise FileError(f"{client} has no copy of {model.label} in epoch {epoch or owner.epoch}")
+        secrets = self.secret.for_copy(model.digest, owner.name, before.epoch)
+        protection = Protection(before.stain, before.lock)
+        return make_copy(target, layout_of(model, target, self.secret), secrets, protection)
+
+    def trace(
+        self,
+        suspect: Any,
+        *,
+        level: float = LEVEL,
+        base: Target | None = None,
+        of: str | None = None,
+        blind: bool = False,
+        progress: Progress | None = None,
+    ) -> Trace:
+        """Whose copy is this? ``suspect`` is a path, a target, a module or bare weights.
+
+        It is compared with every registered model, or with the one ``of`` a name. ``base`` gives a registered model
+        that is no longer where it was; ``blind`` does without one, which finds less.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> registry.trace(target, base=target).verdict  # the base itself is nobody's copy
+        'none'
+        """
+        with self._open() as connection:
+            bases = [self._base(model, base, blind) for model in self._candidates(connection, base, of)]
+
+            def salts(name: str) -> tuple[str, int, str] | None:
+                found = records.issued_with(connection, salt=name)
+                digests = {model.label: model.digest for model in records.models(connection)}
+                return (found[0].client, found[0].epoch, digests[found[0].label]) if found else None
+
+            return trace(
+                suspect, self.secret, bases, lambda: records.epochs(connection), level=level, salts=salts,
+                progress=progress,
+            )  # fmt: skip
+
+    def write_report(self, found: Trace, page: str | Path, evidence: str | Path) -> None:
+        """A page for people who decide and, where clients are named, the evidence that `check_evidence` takes.
+
+        The page holds nothing secret. The evidence has the secrets of those who are named, and of nobody else.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> _ = registry.issue("acme", delta="acme.delta", base=target)
+        >>> found = registry.trace(sl.apply(target, "acme.delta"), base=target)
+        >>> registry.write_report(found, "trace.html", "trace.json")
+        >>> "the copy that was made for acme" in open("trace.html", encoding="utf-8").read()
+        True
+        """
+        with self._open() as connection:
+            write_report(found, self.secret, connection, Path(page), Path(evidence))
+
+    def _candidates(self, connection: sqlite3.Connection, base: Target | None, of: str | None) -> Sequence[Model]:
+        if of is not None:
+            return [records.model(connection, of)]
+        models = records.models(connection)
+        if base is None:
+            return models
+        digest = model_digest(base.model)
+        return [model for model in models if model.digest == digest] or models[-1:]
+
+    def _base(self, model: Model, base: Target | None, blind: bool) -> Base:
+        known = model.layout
+        target = None
+        if not blind:
+            target = registered_base(model) if base is None else checked_base(base, model)
+        shapes = {name: tuple(shape) for name, shape in known["shapes"].items()}
+        return Base(model.label, model.digest, known["chips"], known["amplitude"], target, shapes)
+
+    def export(self, path: str | Path) -> int:
+        """Clients and copies as a CSV file, nothing secret in it: how many lines it has.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> registry.export("clients.csv")
+        2
+        """
+        refuse_existing(Path(path))
+        names = [field.name for field in dataclasses.fields(IssuedCopy)]
+        with self._open() as connection, Path(path).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, [*names, "added", "revoked"])
+            writer.writeheader()
+            lines = 0
+            for owner in records.clients(connection):
+                copies: Sequence[dict[str, Any]] = [
+                    dataclasses.asdict(copy) for copy in records.issued_to(connection, owner)
+                ] or [{"client": owner.name}]
+                for copy in copies:
+                    writer.writerow({**copy, "added": owner.added, "revoked": owner.revoked})
+                    lines += 1
+        return lines
+
+    def list(self, *, limit: int | None = None, after: str = "") -> Iterator[Client]:
+        """Clients in the order of their names, those behind ``after``.
+
+        >>> registry = sl.Registry("clients.db")
+        >>> _ = registry.init(target, name="mine")
+        >>> _ = registry.add("acme", "globex")
+        >>> [client.name for client in registry.list()]
+        ['acme', 'globex']
+        """
+        with self._open() as connection:
+            yield from records.clients(connection, limit=limit, after=after)
+
+
+def _short_name(reference: str) -> str:
+    """A model's name from its reference: what stands behind the library or in the file's name."""
+    return Path(reference.partition("?")[0].rpartition(":")[2]).name.replace("@", "-")

@@ -1,0 +1,134 @@
+"""Suspects: a file of whatever kind, brought to the names and shapes of the base's weights.
+
+A suspect may be a bundle, a weight file, an ONNX file, a target, a module or bare weights. Names may differ: a backbone
+that was cut out, a wrapper around the model, an exporter's numbers. A tensor that has no counterpart by name is taken
+for the one of its shape that it resembles most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stainlock.attacks.use.onnx_file import onnx_weights
+from stainlock.errors import FileError, ModelError
+from stainlock.gating.structure import KIND, Structure
+from stainlock.insertion import Insertion, read_insertions
+from stainlock.locks.keyed.lock import bits_of
+from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle
+from stainlock.randomness import Randomness
+from stainlock.storage.files import read_json, tensor_digest
+from stainlock.storage.weights import PREFIXES, one_line, read_weights
+from stainlock.target import Target
+
+_ALIKE = 0.5  # correlation from which a tensor of another name is taken for the base's
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A suspect's weights by name, and what its file says was put into it."""
+
+    name: str
+    weights: Mapping[str, Tensor]
+    insertions: tuple[Insertion, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        return tensor_digest({k: v for k, v in self.weights.items() if not k.endswith("num_batches_tracked")})
+
+    @property
+    def lock(self) -> Structure | None:
+        """Its keyed lock, if it says that it has one."""
+        found = [insertion for insertion in self.insertions if insertion.kind == KIND]
+        return Structure.from_facts(found[-1].facts) if found else None
+
+    def opened(self, seed: int) -> Suspect:
+        """The weights in the order they had before a keyed lock of this seed."""
+        structure = self.lock
+        assert structure is not None
+        orders = structure.schedule.permutations(bits_of(Randomness(seed), structure.layout.bits)[None])
+        weights = dict(self.weights)
+        for gated, order in zip(structure.gates, orders, strict=True):
+            tensor = weights.get(gated.tensor)
+            if tensor is not None and tensor.shape[gated.axis : gated.axis + 1] == order[0].shape:
+                weights[gated.tensor] = tensor.index_select(gated.axis, order[0].argsort())
+        return replace(self, weights=weights)
+
+
+def read_suspect(given: Any) -> Suspect:
+    """A suspect from a path, a target, a module or bare weights. No code of its own is run."""
+    if isinstance(given, Suspect):
+        return given
+    if isinstance(given, Target):
+        return Suspect(given.reference or type(given.model).__name__, given.model.state_dict(), given.insertions)
+    if isinstance(given, nn.Module):
+        return Suspect(type(given).__name__, given.state_dict())
+    if isinstance(given, Mapping):
+        return Suspect("weights", given)
+    path = Path(given)
+    if path.is_dir():
+        return _read_bundle(path)
+    if path.suffix.lower() == ".onnx":
+        return Suspect(path.name, _read_onnx(path))
+    return Suspect(path.name, read_weights(path))
+
+
+def _read_bundle(path: Path) -> Suspect:
+    try:
+        bundle = Bundle.read(path)
+        return Suspect(path.name, bundle.weights, bundle.insertions)
+    except FileError:
+        if not (path / WEIGHTS).is_file():
+            raise
+    # Whoever changed the weights has seldom mended the manifest's digest: weights count, and its word about a lock.
+    try:
+        insertions = read_insertions(read_json(path / MANIFEST, "bundle's manifest").get("insertions", []))
+    except (FileError, ValueError, KeyError, TypeError, AttributeError):
+        insertions = ()
+    return Suspect(path.name, read_weights(path / WEIGHTS), insertions)
+
+
+def _read_onnx(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise FileError(f"{path} does not exist")
+    try:
+        return onnx_weights(path)
+    except ModuleNotFoundError as error:
+        raise ModelError("ONNX files need onnx: pip install stainlock[onnx]") from error
+    except Exception as error:  # protobuf and onnx have no common base class for their errors
+        raise FileError(f"{path} can't be read as ONNX: {one_line(error)}") from error
+
+
+def named_as(base: Mapping[str, Tensor], suspect: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The suspect's tensors under the base's names, as far as they have a counterpart."""
+    given = _without_prefixes({name: t for name, t in suspect.items() if t.dim() > 1}, base)
+    found = {name: given.pop(name) for name, ours in base.items() if name in given and given[name].shape == ours.shape}
+    by_shape: dict[torch.Size, list[str]] = {}
+    for name, tensor in given.items():
+        by_shape.setdefault(tensor.shape, []).append(name)
+    for name, ours in base.items():
+        others = by_shape.get(ours.shape, []) if name not in found else []
+        likeness = [(_likeness(given[other], ours), other) for other in others]
+        if likeness and max(likeness)[0] > _ALIKE:
+            other = max(likeness)[1]
+            found[name] = given[other]
+            by_shape[ours.shape].remove(other)
+    return found
+
+
+def _without_prefixes(suspect: dict[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in PREFIXES:
+        if any(name.startswith(prefix) for name in suspect) and not any(name.startswith(prefix) for name in base):
+            suspect = {name.removeprefix(prefix): tensor for name, tensor in suspect.items()}
+    return suspect
+
+
+def _likeness(theirs: Tensor, ours: Tensor) -> float:
+    a, b = (t.dequantize() if t.is_quantized else t for t in (theirs, ours))
+    one, other = (t.detach().cpu().flatten().float() for t in (a, b))
+    return float(torch.nn.functional.cosine_similarity(one, other, dim=0).nan_to_num())

@@ -1,0 +1,209 @@
+"""Tracing: which clients' copies a suspect was made from.
+
+    1   undo the suspect's keyed lock, if its salt, which is public, is one of ours
+    2   lay its weights beside each registered base model and fold the differences onto the chips
+    3   score every client in every epoch; with N codes and M base models a client is named where
+
+            p = M · 2N · exp(−z²/2) ≤ level
+
+A salt alone names nobody: anyone can copy it into another file. It only leads to the right order of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stainlock.clients.secrets import FINGERPRINT, LAYOUT, LOCK, MasterSecret, checked_name
+from stainlock.clients.suspects import Suspect, named_as, read_suspect
+from stainlock.fingerprints import Layout, Reading, read
+from stainlock.fingerprints import trace as trace_codes
+from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
+from stainlock.fingerprints.tracing import LEVEL
+from stainlock.locks.keyed.lock import salt_of
+from stainlock.randomness import Randomness
+from stainlock.storage.files import model_digest
+from stainlock.target import Target
+
+_SHOWN = 3
+
+Copies = Callable[[], Iterable[tuple[str, int]]]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model to compare with; without a target it is read blindly, which is weaker."""
+
+    label: str
+    digest: str
+    chips: int
+    amplitude: float
+    target: Target | None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def layout(self, secret: bytes) -> Layout:
+        if self.target is None:
+            return Layout(secret, self.shapes, self.chips, self.amplitude)
+        return Layout.of(self.target.model, secret, chips=self.chips, amplitude=self.amplitude)
+
+
+@dataclass(frozen=True)
+class Accused:
+    """A client who is proven to have had a part in the suspect."""
+
+    client: str
+    epoch: int
+    model: str
+    z: float
+    p_value: float
+    log10_p_value: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was compared with one base model, and what it gave; ``scores`` are all clients', in the first round."""
+
+    model: str
+    digest: str
+    weights: int
+    carrying: int
+    missing: dict[str, str]
+    blind: bool
+    scores: NDArray[np.float64] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``clients`` are those named, most certain first; ``tested`` counts codes, one for each client and epoch."""
+
+    verdict: str
+    clients: tuple[Accused, ...]
+    tested: int
+    chips: int
+    level: float
+    threshold: float
+    suspect: str
+    suspect_digest: str
+    compared: tuple[Compared, ...]
+    lock_of: tuple[str, int] | None = None
+    note: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """All of it but the scores, as JSON has it."""
+        clients = [{"client": a.client, "epoch": a.epoch, "model": a.model, "z": a.z, "p_value": a.p_value,
+                    "log10_p_value": a.log10_p_value} for a in self.clients]  # fmt: skip
+        compared = [{"model": c.model, "digest": c.digest, "weights": c.weights, "carrying": c.carrying,
+                     "missing": c.missing, "blind": c.blind} for c in self.compared]  # fmt: skip
+        return {
+            "verdict": self.verdict, "clients": clients, "tested": self.tested, "chips": self.chips,
+            "level": self.level, "threshold": self.threshold, "suspect_digest": self.suspect_digest,
+            "compared": compared, "lock_of": list(self.lock_of) if self.lock_of else None, "note": self.note,
+        }  # fmt: skip
+
+
+def trace(
+    suspect: Any,
+    secret: MasterSecret,
+    bases: Sequence[Base],
+    copies: Copies,
+    *,
+    level: float = LEVEL,
+    salts: Callable[[str], tuple[str, int, str] | None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Whose copy is this? ``copies`` gives every client with every epoch; ``salts`` whose lock a salt is, if known."""
+    found = read_suspect(suspect)
+    digest = found.digest
+    owner = _owner(found, secret, bases, copies, salts)
+    if owner is not None:
+        client, epoch, model = owner
+        found = found.opened(lock_seed(secret, model, client, epoch))
+    names = list(copies())
+    if not names:
+        raise ValueError("expected clients to trace among, got none: `stainlock clients add` adds them")
+    compared, accused, threshold = [], [], 0.0
+    for number, base in enumerate(bases):
+        reading = read_base(found, base, secret.derive(LAYOUT, base.digest))
+        secrets = secret.derive_many(FINGERPRINT, base.digest, names)
+        traced = trace_codes(reading, secrets, level / len(bases))
+        threshold = traced.threshold
+        compared.append(
+            Compared(base.label, base.digest, reading.compared, reading.carrying, dict(reading.missing),
+                     reading.blind, traced.scores)
+        )  # fmt: skip
+        for one in traced.accused:
+            client, epoch = names[one.client]
+            log10 = min(0.0, one.log10_p_value + math.log10(len(bases)))
+            accused.append(Accused(client, epoch, base.label, one.z, 10**log10, log10))
+        if progress is not None:
+            progress(number + 1, len(bases))
+    accused.sort(key=lambda a: a.log10_p_value)
+    return Trace(
+        "traced" if accused else "none", tuple(accused), len(names) * len(bases), bases[0].chips, level, threshold,
+        found.name, digest, tuple(compared), owner[:2] if owner else None, _note(compared, threshold),
+    )  # fmt: skip
+
+
+def trace_names(
+    suspect: Any, secret: MasterSecret, base: Target, names: Sequence[str], *, epochs: int = 1, level: float = LEVEL
+) -> Trace:
+    """The same where the registry is lost: the master secret, the base model and a list of names are enough."""
+    digest = model_digest(base.model)
+    known = Base("the base model", digest, CHIPS, AMPLITUDE, base)
+    clients = list(dict.fromkeys(checked_name(name) for name in names))
+
+    def copies() -> Iterable[tuple[str, int]]:
+        return ((name, epoch) for epoch in range(1, epochs + 1) for name in clients)
+
+    return trace(suspect, secret, [known], copies, level=level)
+
+
+def read_base(suspect: Suspect, base: Base, layout_secret: bytes) -> Reading:
+    """Line 2, for one base model."""
+    ours: dict[str, Tensor] | None = None
+    theirs = dict(suspect.weights)
+    layout = base.layout(layout_secret)
+    if base.target is not None:
+        state = base.target.model.state_dict()
+        ours = {name: state[name] for name in layout.shapes}
+        theirs = named_as(ours, theirs)
+    return read(theirs, ours, layout)
+
+
+def _owner(suspect: Suspect, secret: MasterSecret, bases: Sequence[Base], copies: Copies,
+           salts: Callable[[str], tuple[str, int, str] | None] | None) -> tuple[str, int, str] | None:  # fmt: skip
+    """Whose keyed lock the suspect has: by the registry's list of salts, or else by deriving every client's."""
+    structure = suspect.lock
+    if structure is None:
+        return None
+    if salts is not None and (known := salts(structure.name)) is not None:
+        return known
+    for base in bases:
+        for client, epoch in copies():
+            if salt_of(Randomness(lock_seed(secret, base.digest, client, epoch))) == structure.salt:
+                return client, epoch, base.digest
+    return None
+
+
+def lock_seed(secret: MasterSecret, model: str, client: str, epoch: int) -> int:
+    return int.from_bytes(secret.derive(LOCK, model, client, epoch)[:16], "big")
+
+
+def _note(compared: Sequence[Compared], threshold: float) -> str:
+    """What could not be compared, in words."""
+    best = max(compared, key=lambda c: c.weights)
+    if best.weights == best.carrying:
+        return ""
+    missing = list(best.missing.items())
+    listed = "; ".join(f"{name}: {why}" for name, why in missing[:_SHOWN]) + ("; …" if len(missing) > _SHOWN else "")
+    reach = math.sqrt(best.weights)  # no score can be above it
+    share = f"{best.weights} of {best.carrying} weights could be compared with {best.model} ({listed})"
+    if reach <= threshold:
+        return f"too few to name anyone, it is another model or hardly anything is left of it: {share}"
+    return share
