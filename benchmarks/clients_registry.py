@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ def model():
         torch.default_generator.manual_seed(0)
         return sl.Target(nn.Sequential(*layers, nn.Linear(128, 10)), input_shape=(3, 32, 32))
 """
-COPIES = 40
+COPIES = 200
 
 
 def size(folder: Path, clients: int, lookups: int) -> None:
@@ -89,7 +90,7 @@ def killed(folder: Path, kills: int) -> None:
     run("init", "mine.py:model")  # the master secret is kept: the same copies again
     run("add", *(f"client {number}" for number in range(COPIES)))
     issue = [*command, "issue", "--all", "--out", "copies", "--lock", "--workers", "2", *registry]
-    draw, halves, unknown = random.Random(0), 0, 0
+    draw, halves, unknown, effective = random.Random(0), 0, 0, 0
     for _ in range(kills):
         process = subprocess.Popen(issue, cwd=folder, env=environment, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
@@ -97,8 +98,9 @@ def killed(folder: Path, kills: int) -> None:
         while process.poll() is None and count(folder / "copies") < seen + 2:
             time.sleep(0.01)
         time.sleep(draw.random() * 0.2)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(ProcessLookupError):  # it was done
+            os.killpg(process.pid, signal.SIGKILL)
+        effective += process.wait() == -signal.SIGKILL
         with sl.Registry(folder / "clients.db") as found:
             known = {copy.digest for client in list(found.list()) for copy in found.show(client.name)[1]}
         for path in (p for p in (folder / "copies").iterdir() if p.is_dir() and not p.name.startswith(".")):
@@ -109,7 +111,7 @@ def killed(folder: Path, kills: int) -> None:
     with sl.Registry(folder / "clients.db") as found:
         entries, _ = found.check_log()
         copies = found.count()[1]
-    print(f"| killed {kills} times while issuing {COPIES} locked copies: bundles that were not whole | {halves} |")
+    print(f"| killed {effective} times while issuing {COPIES} locked copies: bundles that were not whole | {halves} |")
     print(f"| bundles that the registry did not know | {unknown} |")
     lost = sum(got.get(name) != digest for name, digest in expected.items())
     print(f"| copies missing at the end, or other than without a kill | {lost} |")

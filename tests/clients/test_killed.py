@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stainlock as sl
 from stainlock.clients import issuing
-from stainlock.clients.issuing import Issuing
 from stainlock.models.bundle import Bundle
 
 
@@ -23,9 +23,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", ["while writing", "before the record", "after the record", "between renames"])
-def test_the_next_run_completes_what_was_killed(
-    registry: sl.Registry, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_the_next_run_completes_what_was_killed(registry: sl.Registry, moment: str) -> None:
     expected = {one["client"]: one["digest"] for one in registry.issue_all("whole", lock="keyed")[0]}
     shutil.rmtree("whole")
     registry.close()
@@ -33,30 +31,37 @@ def test_the_next_run_completes_what_was_killed(
     registry.init("mine.py:model")
     registry.add(*expected)
 
+    dead: list[bool] = []
+
     def killed(*_: object, **__: object) -> None:
+        dead.append(True)
         raise Killed
 
-    monkeypatch.setattr(shutil, "rmtree", killed if moment != "while writing" else shutil.rmtree)
-    with monkeypatch.context() as patch:
+    real_rmtree, real_replace = shutil.rmtree, os.replace
+
+    def rmtree(path: str | Path, **options: Any) -> None:
+        if not dead:  # whoever is dead cleans up nothing
+            real_rmtree(path, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", rmtree)
         if moment == "while writing":
-            patch.setattr(Issuing, "run", killed)
+            patch.setattr(issuing, "sync_folder", killed)
         elif moment == "before the record":
             patch.setattr(issuing, "_record", killed)
         elif moment == "after the record":
             patch.setattr(issuing, "publish", killed)
         else:
-            real, done = os.replace, []
 
             def replace(source: str | Path, place: str | Path) -> None:
-                if ".issuing" in str(source) and done:
-                    raise Killed
-                done.extend([1] if ".issuing" in str(source) and Path(source).name == "receipt.json" else [])
-                real(source, place)
+                if Path(source).parent.name.endswith(".issuing") and Path(source).name == "patch.png":
+                    killed()
+                real_replace(source, place)
 
             patch.setattr(os, "replace", replace)
         with pytest.raises(Killed):
             registry.issue_all("copies", lock="keyed")
-    monkeypatch.undo()
+    assert list(Path("copies").glob(".*.issuing"))
     assert not any(Path("copies", name).exists() for name in expected)
     issued, there = registry.issue_all("copies", lock="keyed")
     assert {one["client"]: one["digest"] for one in issued} == expected

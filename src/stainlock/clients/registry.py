@@ -430,7 +430,8 @@ class Registry:
         >>> _ = registry.issue("acme", delta="acme.delta", base=target)
         >>> found = registry.trace(sl.apply(target, "acme.delta"), base=target)
         >>> registry.write_report(found, "trace.html", "trace.json")
-        >>> "the copy that was made for acme" in open("trace.html", encoding="utf-8").read()
+        >>> from pathlib import Path
+        >>> "the copy that was made for acme" in Path("trace.html").read_text(encoding="utf-8")
         True
         """
         with self._open() as connection:

@@ -1,8 +1,7 @@
-"""Suspects: a file of whatever kind, brought to the names and shapes of the base's weights.
+"""Suspects: the weights in a file of whatever kind, and the keyed lock that it says it has.
 
-A suspect may be a bundle, a weight file, an ONNX file, a target, a module or bare weights. Names may differ: a backbone
-that was cut out, a wrapper around the model, an exporter's numbers. A tensor that has no counterpart by name is taken
-for the one of its shape that it resembles most.
+A suspect may be a bundle, a weight file, an ONNX file, a target, a module or bare weights. Nothing in it is run, and
+nothing that it says of itself is believed: what it says of a lock only leads to an order of its weights.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from stainlock.attacks.use.onnx_file import onnx_weights
@@ -23,10 +21,8 @@ from stainlock.locks.keyed.lock import bits_of
 from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle
 from stainlock.randomness import Randomness
 from stainlock.storage.files import read_json, tensor_digest
-from stainlock.storage.weights import PREFIXES, one_line, read_weights
+from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target
-
-_ALIKE = 0.5  # correlation from which a tensor of another name is taken for the base's
 
 
 @dataclass(frozen=True)
@@ -102,33 +98,3 @@ def _read_onnx(path: Path) -> dict[str, Tensor]:
         raise ModelError("ONNX files need onnx: pip install stainlock[onnx]") from error
     except Exception as error:  # protobuf and onnx have no common base class for their errors
         raise FileError(f"{path} can't be read as ONNX: {one_line(error)}") from error
-
-
-def named_as(base: Mapping[str, Tensor], suspect: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The suspect's tensors under the base's names, as far as they have a counterpart."""
-    given = _without_prefixes({name: t for name, t in suspect.items() if t.dim() > 1}, base)
-    found = {name: given.pop(name) for name, ours in base.items() if name in given and given[name].shape == ours.shape}
-    by_shape: dict[torch.Size, list[str]] = {}
-    for name, tensor in given.items():
-        by_shape.setdefault(tensor.shape, []).append(name)
-    for name, ours in base.items():
-        others = by_shape.get(ours.shape, []) if name not in found else []
-        likeness = [(_likeness(given[other], ours), other) for other in others]
-        if likeness and max(likeness)[0] > _ALIKE:
-            other = max(likeness)[1]
-            found[name] = given[other]
-            by_shape[ours.shape].remove(other)
-    return found
-
-
-def _without_prefixes(suspect: dict[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for prefix in PREFIXES:
-        if any(name.startswith(prefix) for name in suspect) and not any(name.startswith(prefix) for name in base):
-            suspect = {name.removeprefix(prefix): tensor for name, tensor in suspect.items()}
-    return suspect
-
-
-def _likeness(theirs: Tensor, ours: Tensor) -> float:
-    a, b = (t.dequantize() if t.is_quantized else t for t in (theirs, ours))
-    one, other = (t.detach().cpu().flatten().float() for t in (a, b))
-    return float(torch.nn.functional.cosine_similarity(one, other, dim=0).nan_to_num())

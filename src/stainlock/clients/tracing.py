@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stainlock.clients.secrets import FINGERPRINT, LAYOUT, LOCK, MasterSecret, checked_name
-from stainlock.clients.suspects import Suspect, named_as, read_suspect
-from stainlock.fingerprints import Layout, Reading, read
+from stainlock.clients.suspects import Suspect, read_suspect
+from stainlock.fingerprints import Layout, Reading, align, read
 from stainlock.fingerprints import trace as trace_codes
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
 from stainlock.fingerprints.tracing import LEVEL
@@ -172,7 +172,7 @@ def read_base(suspect: Suspect, base: Base, layout_secret: bytes) -> Reading:
     if base.target is not None:
         state = base.target.model.state_dict()
         ours = {name: state[name] for name in layout.shapes}
-        theirs = named_as(ours, theirs)
+        theirs = align(theirs, ours).weights
     return read(theirs, ours, layout)
 
 
