@@ -88,11 +88,17 @@ def test_a_level_is_kept_over_many_traces() -> None:
 def test_p_values_are_corrected_for_clients_and_rounds() -> None:
     t = threshold_for(10**6, 1e-6)
     assert 10 ** log10_p_value(t, 10**6) == pytest.approx(1e-6)
-    assert t == pytest.approx(np.sqrt(2 * np.log(2e12)))
-    assert log10_p_value(-5.0, 10) == log10_p_value(0.0, 10) == 0
+    assert t == pytest.approx(np.sqrt(2 * np.log(4e12)))
+    assert log10_p_value(1.0, 10) == log10_p_value(0.0, 10) == 0
+    assert log10_p_value(-9.0, 10) == log10_p_value(9.0, 10) < 0
     assert log10_p_value(100.0, 10**6) < -2000
 
 
 def test_nothing_read_names_no_one() -> None:
     assert trace(reading(np.zeros(CHIPS)), map(secret, range(10))).accused == ()
     assert trace(reading(np.ones(CHIPS)), []).accused == ()
+
+
+def test_a_member_whose_copy_was_subtracted_is_named() -> None:
+    found = trace(reading(2 * code(secret(4), CHIPS) - code(secret(5), CHIPS)), map(secret, range(100)))
+    assert {(a.client, a.z > 0) for a in found.accused} == {(4, True), (5, False)}

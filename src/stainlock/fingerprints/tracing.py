@@ -3,17 +3,18 @@
 A client's score is z = y·code / ‖y‖, where y is the reading. Of a client who had no part in a suspect, the code's signs
 are independent of y, whatever was done to the suspect, and by Hoeffding's inequality
 
-    P(z > t)  ≤  exp(−t²/2)
+    P(z > t)  ≤  exp(−t²/2),      P(|z| > t)  ≤  2 exp(−t²/2)
 
 for every y, exactly. With N codes looked at in R = 2 rounds, a client is named where
 
-    p  =  R · N · exp(−z²/2)  ≤  level,
+    p  =  2 · R · N · exp(−z²/2)  ≤  level,
 
-so that with probability at least 1 − level no innocent client is.
+so that with probability at least 1 − level no innocent client is. A score far below zero names too: the client's copy
+was subtracted, as a coalition does to make some of its members look innocent.
 
 Second round: the named clients' codes are projected out of y, and the rest are scored again. Of an innocent client j,
 the clients named besides j are chosen without code_j, so that the bound holds for the second y too: hence R, no more.
-Only clients with z > 2 in the first round are scored again; to look at fewer can't name more.
+Only clients with |z| > 2 in the first round are scored again; to look at fewer can't name more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stainlock.fingerprints.reading import Reading
 from stainlock.fingerprints.streams import packed_codes, signs
 
 LEVEL = 1e-6
-ROUNDS = 2
+ROUNDS, SIDES = 2, 2
 _AT_ONCE = 4096  # clients
 _AGAIN = 2.0
 
@@ -56,15 +57,20 @@ class Trace:
     accused: tuple[Accused, ...]
     scores: NDArray[np.float64]
     level: float
-    threshold: float  # the score that names
+    threshold: float  # the score, above or below zero, that names
 
     @property
     def tested(self) -> int:
         return len(self.scores)
 
 
-def trace(reading: Reading, client_secrets: Iterable[bytes], level: float = LEVEL) -> Trace:
-    """Who, of the clients with these secrets, had a part in what was read. Secrets may be a generator of millions."""
+def trace(
+    reading: Reading, client_secrets: Iterable[bytes], level: float = LEVEL, *, clients: int | None = None
+) -> Trace:
+    """Who, of the clients with these secrets, had a part in what was read. Secrets may be a generator of millions.
+
+    ``clients`` is how many p-values are corrected for, where these are some of more that are looked at.
+    """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
     weights = _unit(reading.chips)
@@ -72,21 +78,22 @@ def trace(reading: Reading, client_secrets: Iterable[bytes], level: float = LEVE
     tested = 0
     for packed in _blocks(client_secrets, len(weights)):
         z = scores(weights, packed)
-        close = np.flatnonzero(z > _AGAIN)
+        close = np.flatnonzero(np.abs(z) > _AGAIN)
         found.append(z)
         again.append(close + tested)
         kept.append(packed[close])
         tested += len(z)
     z, candidates, codes = np.concatenate(found), np.concatenate(again), np.concatenate(kept)
-    threshold = threshold_for(tested, level)
-    first = z[candidates] > threshold
-    accused = [_accused(int(i), float(z[i]), tested, 1) for i in candidates[first]]
+    looked_at = max(tested, clients or 0)
+    threshold = threshold_for(looked_at, level)
+    first = np.abs(z[candidates]) > threshold
+    accused = [_accused(int(i), float(z[i]), looked_at, 1) for i in candidates[first]]
     if accused:
         rest = _unit(_without(reading.chips, signs(codes[first]).astype(np.float64)))
         second = scores(rest, codes[~first])
-        more = second > threshold
+        more = np.abs(second) > threshold
         named = zip(candidates[~first][more], second[more], strict=True)
-        accused += [_accused(int(i), float(score), tested, 2) for i, score in named]
+        accused += [_accused(int(i), float(score), looked_at, 2) for i, score in named]
     return Trace(tuple(sorted(accused, key=lambda a: a.log10_p_value)), z, level, threshold)
 
 
@@ -105,13 +112,13 @@ def scores(weights: NDArray[np.float64], packed: NDArray[np.uint8]) -> NDArray[n
 
 
 def threshold_for(tested: int, level: float) -> float:
-    """The score from which a client is named."""
-    return math.sqrt(2 * math.log(ROUNDS * max(tested, 1) / level))
+    """The score, above or below zero, from which a client is named."""
+    return math.sqrt(2 * math.log(SIDES * ROUNDS * max(tested, 1) / level))
 
 
 def log10_p_value(z: float, tested: int) -> float:
-    """log10 of min(1, R · N · exp(−z²/2))."""
-    return min(0.0, math.log10(ROUNDS * max(tested, 1)) - max(z, 0.0) ** 2 / 2 / math.log(10))
+    """log10 of min(1, 2 · R · N · exp(−z²/2))."""
+    return min(0.0, math.log10(SIDES * ROUNDS * max(tested, 1)) - z**2 / 2 / math.log(10))
 
 
 def _accused(client: int, z: float, tested: int, number: int) -> Accused:

@@ -1,0 +1,112 @@
+"""Innocents below the bound, and how far the amplitude can fall."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from clients_models import CHOSEN_ON, CLIENTS, Model, header, row, secrets, traced
+from stainlock.attacks import all_attacks
+from stainlock.fingerprints.streams import packed_codes
+from stainlock.fingerprints.tracing import LEVEL, scores, threshold_for
+
+_AT_ONCE = 8192
+SET = 1000  # clients of one trace, of which there are many
+HEIGHTS = (1.0, 2.0, 3.0, 4.0, 4.5, 5.0)
+
+
+def suspects(models: list[Model]) -> dict[str, np.ndarray]:
+    """Readings of files that leaked, of coalitions', of unrelated and damaged ones: by clients beyond the million."""
+    found = {}
+    for model in models:
+        guilty = model.copy(CLIENTS + 1)
+        found[f"{model.name}: a leaked copy"] = model.read(guilty.model.state_dict()).chips
+        found[f"{model.name}: blind"] = model.read(guilty.model.state_dict(), blind=True).chips
+        pruned = all_attacks()["prune-unstructured"].run(model.subject(guilty), 0.5).target
+        assert pruned is not None
+        found[f"{model.name}: pruned"] = model.read(pruned.model.state_dict()).chips
+        average = {
+            name: (model.copied(name, CLIENTS + 2) + model.copied(name, CLIENTS + 3)) / 2 for name in model.weights
+        }
+        found[f"{model.name}: two averaged"] = model.read(average).chips
+        wild = {name: tensor + (tensor.abs() > 2 * tensor.std()) * 10.0 for name, tensor in model.weights.items()}
+        found[f"{model.name}: largest weights moved"] = model.read(wild).chips
+        random = torch.Generator().manual_seed(0)
+        other = {n: t[torch.randperm(len(t), generator=random)] + 0.1 * t.std() for n, t in model.weights.items()}
+        found[f"{model.name}: rows mixed, shifted"] = model.read(other).chips
+    return found
+
+
+def validity(models: list[Model], innocents: int) -> list[str]:
+    """Prints P(z > t) beside the bound for every suspect; returns where the bound fails."""
+    readings = {name: chips / max(np.linalg.norm(chips), 1e-300) for name, chips in suspects(models).items()}
+    z: dict[str, list[np.ndarray]] = {name: [] for name in readings}
+    for start in range(0, innocents, _AT_ONCE):
+        packed = packed_codes(secrets(start, min(innocents, start + _AT_ONCE)), models[0].chips)
+        for name, chips in readings.items():
+            z[name].append(scores(chips, packed))
+    print(f"\n{innocents} innocents and {len(readings)} suspects; P(z > t), and the bound exp(−t²/2)\n")
+    header("suspect", *(f"t = {t:g}" for t in HEIGHTS), "largest z")
+    row("bound", *(f"{math.exp(-t * t / 2):.2e}" for t in HEIGHTS), "")
+    missed, traces, wrong = [], 0, 0
+    for name, parts in z.items():
+        own = np.concatenate(parts)
+        row(name, *(f"{np.mean(own > t):.2e}" for t in HEIGHTS), f"{own.max():.2f}")
+        for t in HEIGHTS:
+            bound = math.exp(-t * t / 2)
+            if np.mean(own > t) > bound + 4 * math.sqrt(bound / len(own)):
+                missed.append(f"{name}: P(z > {t}) = {np.mean(own > t):.2e}")
+        sets = own[: len(own) // SET * SET].reshape(-1, SET).max(1)
+        traces, wrong = traces + len(sets), wrong + int((sets > threshold_for(SET, LEVEL)).sum())
+    print(f"\n{traces} traces among {SET} innocents each, at level {LEVEL:g}: {wrong} named someone")
+    return missed + ([f"{wrong} of {traces} traces named an innocent"] if wrong else [])
+
+
+def amplitudes(models: list[Model]) -> None:
+    """How far the amplitude can fall: the leaker's z, and how many of ten that are averaged are named."""
+    header("model", "amplitude", "performance", "z as it is", "z pruned 50 %", "z noise 10 %", "of ten averaged",
+           "blind z")  # fmt: skip
+    for given in models:
+        before = given.performance(given.base)
+        row(given.name, 0, f"{before:.1f}", "", "", "", "", "")
+        for amplitude in (0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001):
+            model = Model(given.name, given.images, amplitude)
+            copied = model.copy(0)
+            read_after = []
+            for name, strength in (("prune-unstructured", 0.5), ("perturb", 0.1)):
+                left = all_attacks()[name].run(model.subject(copied), strength).target
+                assert left is not None
+                read_after.append(_score(model, left.model.state_dict()))
+            ten = {n: torch.stack([model.copied(n, i) for i in range(10)]).mean(0) for n in model.weights}
+            found = traced(model.read(ten), 10)
+            blind = traced(model.read(copied.model.state_dict(), blind=True), 1).scores[0]
+            named = sum(a.client < 10 for a in found.accused)
+            row(model.name, f"{amplitude:g}", f"{model.performance(copied):.1f}",
+                f"{_score(model, copied.model.state_dict()):.1f}", *(f"{one:.1f}" for one in read_after), named,
+                f"{blind:.1f}")  # fmt: skip
+
+
+def _score(model: Model, state: dict[str, torch.Tensor]) -> float:
+    return float(traced(model.read(state), 1).scores[0])
+
+
+def choose() -> None:
+    """Chips and amplitude on the models that nothing is reported of: what they cost, and what they carry."""
+    header("model", "amplitude", "chips", "performance, mean of 5 clients", "z as it is", "z noise 10 %",
+           "least z of 50 averaged")  # fmt: skip
+    for name in CHOSEN_ON:
+        plain = Model(name, 400)
+        row(name, 0, "", f"{plain.performance(plain.base):.2f}", "", "", "")
+        for amplitude in (0.003, 0.01, 0.03):
+            for chips in (4096, 16384, 32768):
+                model = Model(name, 400, amplitude, chips)
+                means = [model.performance(model.copy(i)) for i in range(5)] if chips == 16384 else []
+                copied = model.copy(0)
+                noisy = all_attacks()["perturb"].run(model.subject(copied), 0.1).target
+                assert noisy is not None
+                many = {n: torch.stack([model.copied(n, i) for i in range(50)]).mean(0) for n in model.weights}
+                row(name, amplitude, chips, f"{np.mean(means):.2f}" if means else "",
+                    f"{_score(model, copied.model.state_dict()):.1f}", f"{_score(model, noisy.model.state_dict()):.1f}",
+                    f"{traced(model.read(many), 50).scores[:50].min():.1f}")  # fmt: skip
