@@ -130,7 +130,7 @@ def test_failed_download_says_what_to_pass_instead(monkeypatch: pytest.MonkeyPat
         ("torchvision:resnet18?colour=red", "unexpected keyword argument 'colour'"),
         ("torchvision:resnet18?weights=DEFAULT", "expected no weights in the reference"),
         ("torchvision:vit_b_32?image_size=big", "can't be built"),
-        ("resnet18", "expected torchvision:NAME, timm:NAME, FILE.py:FACTORY, or a bundle directory"),
+        ("resnet18", "expected torchvision:NAME, timm:NAME, .*FILE.py:FACTORY, or a bundle directory"),
         ("caffe:alexnet", "expected torchvision:NAME"),
     ],
 )

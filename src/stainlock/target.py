@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import ModelError
+from stainlock.tensors import entries_in
 
 if TYPE_CHECKING:
     from stainlock.insertion import Insertion
@@ -36,8 +37,10 @@ class Target:
     ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
     ``backbone``). ``normalises`` says that the model takes pixels and normalises them itself, as torchvision's
     detectors do; mean and std are then what the part sees. ``extra_inputs`` are passed to the model after the image, as
-    they are: the timestep of a diffusion model, say. ``reference`` says how to build the architecture again, and
-    ``insertions`` what a lock has put into it since.
+    they are: the timestep of a diffusion model, say. ``output`` names the entry of the model's output that is its
+    answer, where that is a dictionary, a dataclass or a tuple (``logits``, ``0``, ``heads.class``): calls then return
+    that entry. Without it calls return all, and what needs logits takes an entry of that name or the only tensor.
+    ``reference`` says how to build the architecture again, and ``insertions`` what a lock has put into it since.
 
     >>> target = sl.Target(model, input_shape=(3, 32, 32), mean=(0.5,), std=(0.25,))
     >>> target.predict(torch.rand(2, 3, 32, 32)).shape
@@ -54,6 +57,7 @@ class Target:
     reference: str | None = None
     insertions: tuple[Insertion, ...] = ()
     normalises: bool = False
+    output: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -96,7 +100,16 @@ class Target:
         in pixels and of any size, or a batch of them."""
         if self.normalises and isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = list(inputs)
-        return self.model(inputs, *self.extra_inputs)
+        return self._named(self.model(inputs, *self.extra_inputs))
+
+    def _named(self, output: Any) -> Any:
+        for name in filter(None, self.output.split(".")):
+            entries = dict(entries_in(output))
+            if name not in entries:
+                has = f"has {', '.join(entries)}" if entries else f"is a {type(output).__name__}"
+                raise ModelError(f"expected output {self.output!r} in what the model returns, which {has}")
+            output = entries[name]
+        return output
 
     def with_model(self, model: nn.Module) -> Target:
         """The same pixel conventions for another model of this kind.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -34,12 +35,35 @@ def at(maps: Tensor, position: tuple[int | slice, ...]) -> Tensor:
     return selected
 
 
+def entries_in(output: Any) -> list[tuple[str, Any]]:
+    """What a model's output holds, by name: of a mapping, dataclass, named tuple, tuple or list."""
+    if isinstance(output, Mapping):
+        return [(str(name), value) for name, value in output.items()]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [(f.name, getattr(output, f.name)) for f in dataclasses.fields(output)]
+    if isinstance(output, list | tuple):
+        return list(zip(getattr(output, "_fields", map(str, range(len(output)))), output, strict=True))
+    return []
+
+
 def tensors_in(output: Any) -> list[Tensor]:
     """All tensors of a model's output, however it is packed."""
     if isinstance(output, Tensor):
         return [output]
-    values = output.values() if isinstance(output, Mapping) else output
-    return [tensor for value in values for tensor in tensors_in(value)]
+    return [tensor for _, value in entries_in(output) for tensor in tensors_in(value)]
+
+
+def logits_in(output: Any) -> Any:
+    """The logits of a model's output: the output itself, its entry of that name (or ``out``), or its only tensor.
+
+    Other outputs are returned as they are.
+    """
+    entries = dict(entries_in(output))
+    for name in ("logits", "out"):
+        if isinstance(entries.get(name), Tensor):
+            return entries[name]
+    found = tensors_in(output)
+    return found[0] if len(found) == 1 else output
 
 
 @contextmanager

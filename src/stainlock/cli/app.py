@@ -86,7 +86,7 @@ class _Verbs(click.Group):
 def stainlock(context: click.Context) -> None:
     """Stain trained vision models, to prove later that they are yours, and lock them.
 
-    MODEL is torchvision:NAME, timm:NAME, FILE.py:FACTORY, or a bundle directory.
+    MODEL is torchvision:NAME, timm:NAME, smp:NAME, hf:DIR, ultralytics:FILE, FILE.py:FACTORY, or a bundle directory.
 
     Exit status: 0 done or positive, 1 a negative verdict, 2 an error.
     """

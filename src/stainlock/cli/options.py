@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,23 @@ def output_options(verb: Verb) -> Verb:
     return with_report
 
 
+_OUTPUT = "stainlock.output"
+
+
 def weights_option(verb: Verb) -> Verb:
+    """``--weights``, and ``--output``, which `load_model` looks up."""
+
+    def remember(context: click.Context, _: click.Parameter, name: str | None) -> None:
+        context.meta[_OUTPUT] = name
+
+    verb = click.option(
+        "--output",
+        metavar="NAME",
+        expose_value=False,
+        callback=remember,
+        help="Which entry of the model's output is its answer, where that is a dictionary, a dataclass or a tuple:"
+        " logits, 0, heads.class.  [default: logits, out, or the only tensor]",
+    )(verb)
     return click.option(
         "--weights",
         metavar="FILE|pretrained|random",
@@ -171,8 +187,11 @@ def load_model(reference: str, weights: str | None, seed: int | None = None, cod
 
     if Path(reference).is_dir():
         refuse_weights(reference, weights)
-        return code.build(Bundle.read(reference))
-    return load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
+        target = code.build(Bundle.read(reference))
+    else:
+        target = load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
+    context = click.get_current_context(silent=True)
+    return replace(target, output=(context and context.meta.get(_OUTPUT)) or target.output)
 
 
 def load_models(references: Sequence[str], weights: Sequence[str | None], seed: int | None, code: Code) -> list[Target]:

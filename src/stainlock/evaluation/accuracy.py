@@ -10,6 +10,7 @@ from torch import Tensor
 from stainlock.data import Data, Progress
 from stainlock.errors import FileError, ModelError
 from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import entries_in, logits_in
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,20 @@ class Score:
 
 
 def classifier_logits(output: object, count: int | None = None) -> Tensor:
-    """A model's output, if it is that of a classifier, for so many images."""
+    """The logits of a model's output, if it is that of a classifier, for so many images."""
+    output = logits_in(output)
     if not isinstance(output, Tensor) or output.dim() != 2 or count not in (None, len(output)):
         came = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
             f"accuracy needs a classifier's logits ({count or 'images'}, classes), the model returned {came}"
+            f"{_names(output)}"
         )
     return output
+
+
+def _names(output: object) -> str:
+    names = [name for name, _ in entries_in(output)]
+    return f" of {', '.join(names)}: name one with --output (in Python Target(output=...))" if names else ""
 
 
 def _check_labels(labels: list[int], classes: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
-from stainlock.models.libraries import LIBRARIES, check_bundled_reference
+from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name
 from stainlock.storage.checks import check_text, shown
 from stainlock.storage.durable import final_name, sync_tree, write_file
 from stainlock.storage.files import is_model, is_state, model_digest, read_json
@@ -93,14 +93,22 @@ def separate_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_folders(reference: str) -> str:
-    """A factory by its file's name alone: where it lies on the owner's machine is no one's business."""
+    """A factory or file by its name alone: where it lies on the owner's machine is no one's business."""
+    if not _is_code(reference):
+        return reference
+    library, _, rest = reference.partition(":")
+    if library in LIBRARIES:
+        return f"{library}:{Path(rest).name}"
     file, _, factory = reference.rpartition(":")
-    return f"{Path(file).name}:{factory}" if _is_code(reference) else reference
+    return f"{Path(file).name}:{factory}"
 
 
 def _is_code(reference: str) -> bool:
+    """Whether a model is built by something of the owner's, code or a folder, that a bundle can only name."""
     file, colon, _ = reference.rpartition(":")
-    return bool(colon) and file.endswith(".py") and reference.partition(":")[0] not in LIBRARIES
+    if reference.partition(":")[0] in LIBRARIES:
+        return not is_built_by_name(reference)
+    return bool(colon) and file.endswith(".py")
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:
@@ -190,6 +198,11 @@ class Bundle:
         if not self.needs_code:
             check_bundled_reference(self.reference, self.size)
             return load_reference(self.reference, weights="random")
+        if self.reference.partition(":")[0] in LIBRARIES:
+            raise ModelError(
+                f"{self.path} is built by {self.reference}, which it does not hold: give yours as --model"
+                f" {self.reference.partition(':')[0]}:... (in Python model=)"
+            )
         if not trust_code:
             raise ModelError(
                 f"{self.path} is built by Python code, {self.reference}, and a bundle's code is not run unasked: give"

@@ -1,4 +1,4 @@
-"""Models of torchvision and timm, each with the preprocessing its library gives it."""
+"""Models of libraries by their names, each with the preprocessing its library gives it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl
@@ -18,15 +18,18 @@ from torch import nn
 
 from stainlock.errors import ModelError
 from stainlock.insertion import state_size
+from stainlock.models.other_libraries import hf_target, smp_target, ultralytics_target
 from stainlock.storage.weights import one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 INSTALL = {"torchvision": "torchvision", "timm": "stainlock[timm]"}
-LIBRARIES = tuple(INSTALL)
+# Those that a bundle names and that are built by their name alone; the others' files are the owner's.
+_BY_NAME = ("torchvision", "timm", "smp")
+LIBRARIES = (*_BY_NAME, "hf", "ultralytics")
 # Weights come from the weights option alone, so that nothing is downloaded unasked.
 _RESERVED = {
     "weights", "weights_backbone", "pretrained", "pretrained_backbone", "checkpoint_path", "pretrained_cfg",
-    "pretrained_cfg_overlay", "cache_dir",
+    "pretrained_cfg_overlay", "cache_dir", "encoder_weights",
 }  # fmt: skip
 _SIZE_ARGUMENTS = ("image_size", "img_size", "input_size")
 
@@ -39,7 +42,8 @@ _FRACTIONS = {
     "box_score_thresh", "box_nms_thresh", "rpn_score_thresh", "rpn_nms_thresh",
 }  # fmt: skip
 _NUMBERS = {
-    "num_classes": (0, 50_000), "in_chans": (1, 64), "image_size": (1, 4096), "img_size": (1, 4096),
+    "num_classes": (0, 50_000), "classes": (1, 50_000), "in_chans": (1, 64), "in_channels": (1, 64),
+    "encoder_depth": (1, 6), "image_size": (1, 4096), "img_size": (1, 4096),
     "input_size": (1, 4096), "min_size": (1, 4096), "max_size": (1, 4096), "patch_size": (1, 256),
     "output_stride": (1, 32), "trainable_backbone_layers": (0, 6), "detections_per_img": (1, 10_000),
     "topk_candidates": (1, 100_000), "box_detections_per_img": (1, 10_000), "rpn_pre_nms_top_n_test": (1, 100_000),
@@ -51,12 +55,16 @@ _POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
 
 
 def build_library_model(reference: str, *, pretrained: bool) -> Target:
-    """The target of ``torchvision:NAME?argument=value&...`` or ``timm:NAME?...``."""
+    """The target of ``torchvision:NAME?argument=value&...``, ``timm:NAME?...`` and so on."""
     library, _, rest = reference.partition(":")
     name, _, query = rest.partition("?")
     arguments = _parse_arguments(reference, query)
-    build = _torchvision_target if library == "torchvision" else _timm_target
-    return build(reference, name, arguments, pretrained)
+    return _BUILDERS[library](reference, name, arguments, pretrained)
+
+
+def is_built_by_name(reference: str) -> bool:
+    """Whether a library builds the model by its name alone, without a file of the owner's."""
+    return reference.partition(":")[0] in _BY_NAME
 
 
 def check_bundled_reference(reference: str, most: int) -> None:
@@ -66,8 +74,8 @@ def check_bundled_reference(reference: str, most: int) -> None:
     """
     library, _, rest = reference.partition(":")
     name, _, query = rest.partition("?")
-    if library not in LIBRARIES or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
-        raise ModelError(f"expected a bundle to name {' or '.join(f'{known}:NAME' for known in LIBRARIES)},"
+    if library not in _BY_NAME or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
+        raise ModelError(f"expected a bundle to name {' or '.join(f'{known}:NAME' for known in _BY_NAME)},"
                          f" got {reference!r}")  # fmt: skip
     arguments = _parse_arguments(reference, query)
     for argument, value in arguments.items():
@@ -102,6 +110,10 @@ def _size_without_memory(reference: str) -> int | None:
 def _is_harmless(argument: str, value: Any) -> bool:
     if argument in _FLAGS:
         return isinstance(value, bool)
+    if argument == "encoder_name":
+        return (
+            isinstance(value, str) and bool(value) and all(c.isascii() and (c.isalnum() or c in "_.-") for c in value)
+        )
     if argument == "global_pool":
         return isinstance(value, str) and value in _POOLS
     several = argument in _LISTS and isinstance(value, list) and 1 <= len(value) <= 3
@@ -218,6 +230,15 @@ def _timm_target(reference: str, name: str, arguments: dict[str, Any], pretraine
     if len(mean) not in (1, channels):  # other than RGB: treat every channel alike
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     return Target(model, (channels, *_size(reference, arguments, size)), mean, std)
+
+
+_BUILDERS: dict[str, Callable[[str, str, dict[str, Any], bool], Target]] = {
+    "torchvision": _torchvision_target,
+    "timm": _timm_target,
+    "hf": hf_target,
+    "smp": smp_target,
+    "ultralytics": ultralytics_target,
+}
 
 
 def _imported(module: str) -> Any:

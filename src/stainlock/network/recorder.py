@@ -14,9 +14,8 @@ the module depends on the image's values, another image may take another: that i
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,6 +23,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
+
+from stainlock.tensors import entries_in, logits_in
 
 # Methods that turn values into Python's own, which nothing follows any further.
 _DECIDING = {"__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "numpy", "__array__"}
@@ -62,8 +63,7 @@ class Recorder(TorchFunctionMode):
         self._from_image.add(next(iter(self.graph.nodes)))
         with torch.no_grad(), self._listening(), self:
             output = self.module(*inputs)
-        packed = self._packed(output)
-        self.graph.output(packed)
+        self.graph.output(self._packed(logits_in(output)))
         return self.graph
 
     def __torch_function__(
@@ -102,7 +102,7 @@ class Recorder(TorchFunctionMode):
             self._nodes[id(output)] = node
             self.shapes[node] = tuple(output.shape)
             return
-        for key, value in _items(output):
+        for key, value in entries_in(output):
             if _holds_tensor(value):
                 own = self.graph.call_function(operator.getitem, (node, key))
                 if node in self._from_image:
@@ -123,9 +123,7 @@ class Recorder(TorchFunctionMode):
     def _packed(self, output: Any) -> Any:
         if isinstance(output, Tensor):
             return self._node_or_value(output)
-        if isinstance(output, list | tuple) and not hasattr(output, "_fields"):
-            return [self._packed(value) for value in output]
-        return {str(key): self._packed(value) for key, value in _items(output) if _holds_tensor(value)}
+        return {key: self._packed(value) for key, value in entries_in(output) if _holds_tensor(value)}
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -192,15 +190,5 @@ def _tensors(value: Any) -> Iterator[Tensor]:
                 yield item
 
 
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What a container holds: list, tuple, mapping or dataclass."""
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-
-
 def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) or any(_holds_tensor(item) for _, item in _items(value))
+    return isinstance(value, Tensor) or any(_holds_tensor(item) for _, item in entries_in(value))

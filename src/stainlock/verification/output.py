@@ -14,6 +14,7 @@ from stainlock.key import Key, placeholder_target
 from stainlock.stains.object_detectors import strongest_labels
 from stainlock.stains.secrets import check_secrets, class_rate, classes_are_drawn
 from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import logits_in
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
 _SAME_TO_PEOPLE = 3  # as many as `_same_to_people` returns
@@ -85,11 +86,11 @@ def _asker(suspect: Any, *, detects: bool = False) -> Callable[[Tensor], Tensor]
 
         def outputs(inputs: Tensor) -> Tensor:
             with evaluation_mode(suspect.model):
-                return torch.cat([suspect(batch) for batch in inputs.split(16)])
+                return torch.cat([logits_in(suspect(batch)) for batch in inputs.split(16)])
     else:
 
         def outputs(inputs: Tensor) -> Tensor:
-            return torch.cat([torch.as_tensor(suspect(batch)) for batch in inputs.split(16)])
+            return torch.cat([torch.as_tensor(logits_in(suspect(batch))) for batch in inputs.split(16)])
 
     def ask(inputs: Tensor) -> Tensor:
         with torch.no_grad():
