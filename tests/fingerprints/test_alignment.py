@@ -115,3 +115,31 @@ def test_another_model_is_not_aligned(other: str) -> None:
     reading = read(found.weights, weights, layout())
     assert reading.compared == 0
     assert trace(reading, map(secret, range(100))).accused == ()
+
+
+@pytest.mark.parametrize(("strength", "share"), [("rotate", 0.8), ("rotate-and-permute", 0.3)])
+def test_a_rotated_residual_stream_is_turned_back(strength: str, share: float) -> None:
+    """The same function, and no channel of the stream is what any was; hidden units reordered besides hide more."""
+    target = models.real("vit_cifar10_torchvision")
+    own = Layout.of(target.model, bytes(range(32)))
+    copied = fingerprint_plan(target, own, secret(LEAKER)).apply(target)
+    subject: Any = Subject(copied, None, seed=1)  # type: ignore[arg-type]
+    left = all_attacks()["rotate-residual"].run(subject, strength).target
+    assert left is not None
+    pixels = models.pixels("vit_cifar10_torchvision", 2)
+    with torch.inference_mode():
+        torch.testing.assert_close(left.predict(pixels), copied.predict(pixels), rtol=1e-3, atol=1e-4)
+    weights = {name: target.model.state_dict()[name] for name in own.shapes}
+    plain = read(left.model.state_dict(), weights, own)
+    assert trace(plain, map(secret, range(100))).scores[LEAKER] < 20  # what little was not turned
+    reading = read(align(left.model.state_dict(), weights).weights, weights, own)
+    found = trace(reading, map(secret, range(100)))
+    assert [accused.client for accused in found.accused] == [LEAKER]
+    assert found.accused[0].z > 100
+    assert reading.compared > share * reading.carrying
+
+
+def test_weights_may_lie_in_memory_in_any_order() -> None:
+    model = copy().model
+    state = {n: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for n, t in model.state_dict().items()}
+    assert traced(state) == traced(dict(model.state_dict()))

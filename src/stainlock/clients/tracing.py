@@ -4,7 +4,7 @@
     2   lay its weights beside each registered base model and fold the differences onto the chips
     3   score every client in every epoch; with N codes and M base models a client is named where
 
-            p = M · 2N · exp(−z²/2) ≤ level
+            p = M · 4N · exp(−z²/2) ≤ level
 
 A salt alone names nobody: anyone can copy it into another file. It only leads to the right order of the weights.
 """

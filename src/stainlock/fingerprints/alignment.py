@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stainlock.fingerprints.mixing import unmixed
 from stainlock.storage.weights import PREFIXES
 
 ALIKE = 0.5  # cosine from which two rows are taken for the same
@@ -113,7 +114,8 @@ def _fitted(theirs: Tensor, ours: Tensor, orders: list[Order]) -> tuple[Tensor, 
                 break
     share, rows_found, columns_found = best
     if share <= _SHARE:
-        return None
+        turned_back = unmixed(theirs, ours)
+        return None if turned_back is None else (turned_back, "mixed channels told apart")
     for order in (rows_found, columns_found):
         if order is not None and not any(torch.equal(order, known) for known in orders):
             orders.append(order)
@@ -144,8 +146,8 @@ def _taken(tensor: Tensor, order: Order | None, axis: int) -> Tensor:
 def _rescaled(theirs: Tensor, ours: Tensor, done: str) -> tuple[Tensor, str]:
     """Gains of rows and columns, fitted by least squares in turn, taken out where they are not 1."""
     known = torch.isfinite(theirs)
-    s = torch.where(known, theirs, 0.0).view(len(theirs), theirs.shape[1], -1)
-    w = torch.where(known, ours, 0.0).view_as(s)
+    s = torch.where(known, theirs, 0.0).reshape(len(theirs), theirs.shape[1], -1)
+    w = torch.where(known, ours, 0.0).reshape(s.shape)
     noise = float((s - w).norm() / w.norm().clamp(min=1e-30))
     r, c = _gain(s, w, (1, 2)), _gain(s, w, (0, 2))
     expected = [_RESCALED * noise / (s.numel() / gains.numel()) ** 0.5 for gains in (r, c)]

@@ -72,4 +72,4 @@ def _scored(theirs: Tensor, ours: Tensor | None, amplitude: float) -> tuple[Tens
     steps = (amplitude * row_scales(suspect if ours is None else base)).float().view(-1, *(1,) * (suspect.dim() - 1))
     u = (suspect - base).div_(steps)
     u.masked_fill_(suspect == 0, float("nan"))  # pruned
-    return score(u.view(-1)), int(torch.isfinite(u).sum())
+    return score(u.reshape(-1)), int(torch.isfinite(u).sum())
