@@ -118,6 +118,8 @@ def trace(
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Whose copy is this? ``copies`` gives every client with every epoch; ``salts`` whose lock a salt is, if known."""
+    if not 0 < level < 1:
+        raise ValueError(f"expected a level between 0 and 1, got {level}")
     found = read_suspect(suspect)
     digest = found.digest
     owner = _owner(found, secret, bases, copies, salts)
