@@ -5,6 +5,7 @@ from __future__ import annotations
 import stainlock  # isort: skip
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,3 +23,13 @@ def _global_generator_untouched_between_tests() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stainlock.Registry]:
+    """A registry of three clients in the current folder, and the file ``mine.py`` of their model."""
+    from registries import make_registry
+
+    monkeypatch.chdir(tmp_path)
+    with make_registry(tmp_path) as made:
+        yield made

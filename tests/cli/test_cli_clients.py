@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 from conftest import Run
 
+from stainlock.cli import main
 from stainlock.cli.clients import command
 
 HERE = ("--registry", "clients.db")
 
 
+@pytest.fixture(scope="session")
+def _registered(_made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("registered")
+    here = ("--registry", str(folder / "clients.db"), "--quiet")
+    assert main(["clients", "init", f"{_made / 'small.py'}:model", "--seed", "1", *here]) == 0
+    assert main(["clients", "add", "acme", "globex", "initech", *here]) == 0
+    return folder
+
+
 @pytest.fixture
-def clients(run: Run, work: Path) -> Run:
-    """A registry of three clients of the small model."""
-    assert run("clients", "init", "small.py:model", "--seed", 1, *HERE).status == 0
-    assert run("clients", "add", "acme", "globex", "initech", *HERE).status == 0
+def clients(run: Run, work: Path, _registered: Path) -> Run:
+    """A registry of three clients of the small model, in the current folder."""
+    for name in ("clients.db", "clients.secret"):
+        shutil.copy(_registered / name, name)
     return run
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from registries import make_registry
 
 import stainlock as sl
 from stainlock.clients.evidence import Evidence, check_evidence
@@ -21,14 +23,25 @@ def base() -> sl.Target:
     return sl.Target.from_reference("mine.py:model")
 
 
+@pytest.fixture(scope="module")
+def _made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traced")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with make_registry(folder) as registry:
+            registry.issue("acme", out="a", lock="keyed")
+            registry.issue("globex", out="g")
+            for suspect, name in (("a", "acme"), ("g", "globex")):
+                registry.write_report(registry.trace(suspect), f"{name}.html", f"{name}.json")
+    return folder
+
+
 @pytest.fixture
-def traced(registry: sl.Registry) -> sl.Registry:
-    """A locked copy of acme's, and one of both: each traced and reported."""
-    registry.issue("acme", out="a", lock="keyed")
-    registry.issue("globex", out="g")
-    for suspect, name in (("a", "acme"), ("g", "globex")):
-        registry.write_report(registry.trace(suspect), f"{name}.html", f"{name}.json")
-    return registry
+def traced(_made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sl.Registry:
+    """In the current folder a locked copy of acme's and one of globex's, both traced and reported."""
+    shutil.copytree(_made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return sl.Registry("clients.db")
 
 
 def altered(path: str, change: dict[str, Any]) -> Evidence:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import stainlock as sl
-from stainlock.clients import database, log
+from stainlock.clients import database, log, secrets
 from stainlock.clients.database import connect
 from stainlock.clients.log import Receipt
 from stainlock.clients.secrets import MasterSecret
@@ -78,8 +78,8 @@ def test_receipts_say_what_was_issued(registry: sl.Registry) -> None:
     assert receipt.entry["digest"] == done["digest"]
     assert set(receipt.entry["files"]) == {"patch.png"}
     text = Path(done["receipt"]).read_text()
-    secrets = registry.secret.for_copy(registry.models()[0].digest, "acme", 1)
-    assert secrets.fingerprint.hex() not in text
+    own = registry.secret.for_copy(registry.models()[0].digest, "acme", 1)
+    assert own.fingerprint.hex() not in text
     Path("forged.json").write_text(text.replace('"acme"', '"globex"'))
     with pytest.raises(FileError, match="altered"):
         Receipt.load("forged.json")
@@ -114,12 +114,12 @@ def test_everyone_gets_a_copy_and_those_there_stay(registry: sl.Registry) -> Non
 
 
 def test_processes_give_the_same_bytes(registry: sl.Registry) -> None:
-    registry.issue_all("one", stain=True, lock="keyed")
+    registry.issue_all("one", lock="keyed")
     shutil.move("clients.db", "old.db")
     other = sl.Registry("new.db", secret="clients.secret")
     other.init("mine.py:model")
     other.add("acme", "globex", "initech")
-    other.issue_all("two", stain=True, lock="keyed", workers=2)
+    other.issue_all("two", lock="keyed", workers=2)
     for name in ("acme", "globex", "initech"):
         assert digests(Path("one") / name) == digests(Path("two") / name)
 
@@ -194,11 +194,12 @@ def test_a_backup_is_checked_without_the_secret_in_use(registry: sl.Registry) ->
     assert sl.Registry("clients.db").check("backup.secret")
 
 
-def test_a_passphrase_is_needed_again(folder: Path) -> None:
-    sl.Registry("clients.db", passphrase="words").init("mine.py:model")
-    assert sl.Registry("clients.db", passphrase="words").secret
+def test_a_passphrase_is_needed_again(registry: sl.Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(secrets._SCRYPT, "n", 2**10)  # quick
+    sl.Registry("behind.db", passphrase="words").init("mine.py:model")
+    assert sl.Registry("behind.db", passphrase="words").secret
     with pytest.raises(FileError, match="does not open"):
-        _ = sl.Registry("clients.db", passphrase="others").secret
+        _ = sl.Registry("behind.db", passphrase="others").secret
 
 
 def test_a_base_that_is_not_the_registered_one(registry: sl.Registry) -> None:
@@ -260,10 +261,10 @@ def test_two_runs_do_not_issue_at_once(registry: sl.Registry) -> None:
     assert registry.issue("acme", out="a")["epoch"] == 1
 
 
-def test_older_registries_are_brought_up_to_date(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect(Path("old.db"), create=True).close()
+def test_older_registries_are_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(tmp_path / "old.db", create=True).close()
     monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, "ALTER TABLE clients ADD COLUMN note TEXT;"))
-    with connect(Path("old.db")) as connection:
+    with connect(tmp_path / "old.db") as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == 2
         assert "note" in {row["name"] for row in connection.execute("PRAGMA table_info(clients)")}
     connection.close()
@@ -271,9 +272,9 @@ def test_older_registries_are_brought_up_to_date(folder: Path, monkeypatch: pyte
         database, "MIGRATIONS", (*database.MIGRATIONS, "ALTER TABLE clients ADD COLUMN more TEXT;\nBAD;")
     )
     with pytest.raises(FileError, match="can't use the registry"):
-        connect(Path("old.db"))
+        connect(tmp_path / "old.db")
     monkeypatch.undo()
-    raw = sqlite3.connect(folder / "old.db")
+    raw = sqlite3.connect(tmp_path / "old.db")
     assert raw.execute("PRAGMA user_version").fetchone()[0] == 2  # nothing by halves
     assert "more" not in {row[1] for row in raw.execute("PRAGMA table_info(clients)")}
     raw.close()

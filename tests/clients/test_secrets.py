@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stainlock.clients import secrets
 from stainlock.clients.secrets import FINGERPRINT, LAYOUT, MasterSecret, checked_name, disclosed_digest
 from stainlock.errors import FileError
 
@@ -22,14 +23,14 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 def test_golden_vectors() -> None:
     """As docs/key_format.md has them: another value here loses every copy that was ever issued."""
-    secrets = MASTER.for_copy(MODEL, "Acme Ltd", 2)
+    own = MASTER.for_copy(MODEL, "Acme Ltd", 2)
     found = {
         "check": MASTER.check,
         "layout": MASTER.derive(LAYOUT, MODEL).hex(),
-        "fingerprint": secrets.fingerprint.hex(),
-        "stain seed": str(secrets.stain_seed),
-        "lock seed": str(secrets.lock_seed),
-        "disclosed": disclosed_digest(secrets.fingerprint),
+        "fingerprint": own.fingerprint.hex(),
+        "stain seed": str(own.stain_seed),
+        "lock seed": str(own.lock_seed),
+        "disclosed": disclosed_digest(own.fingerprint),
     }
     assert found == GOLDEN
 
@@ -64,6 +65,7 @@ def test_whatever_differs_gives_another_secret() -> None:
     assert len({same, *others}) == 7
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("passphrase", [None, "correct horse", lambda: "asked for"])
 def test_a_file_gives_back_what_was_saved(tmp_path: Path, passphrase: object) -> None:
     path = tmp_path / "master.secret"
@@ -77,6 +79,13 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path, passphrase: object) ->
         secret.save(path)
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A passphrase that is easy to guess, in an instant."""
+    monkeypatch.setitem(secrets._SCRYPT, "n", 2**10)
+
+
+@pytest.mark.usefixtures("quick")
 def test_passphrases_are_compared_as_people_type_them(tmp_path: Path) -> None:
     secret = MasterSecret.new()
     secret.save(tmp_path / "m.secret", "na\u00efve")
@@ -105,6 +114,7 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, change: dict[str, object
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_wrong_or_missing_passphrase(tmp_path: Path) -> None:
     path = tmp_path / "master.secret"
     MASTER.save(path, "right")

@@ -175,17 +175,17 @@ def test_the_level_and_several_models_are_paid_for(registry: sl.Registry) -> Non
             registry.trace("a", level=level)
 
 
-def test_without_clients_there_is_nobody_to_trace(folder: Path) -> None:
-    registry = sl.Registry("clients.db")
+def test_without_clients_there_is_nobody_to_trace(registry: sl.Registry) -> None:
+    registry = sl.Registry("another.db")
     registry.init("mine.py:model")
     with pytest.raises(ValueError, match="clients to trace among"):
         registry.trace(sl.Target.from_reference("mine.py:model"))
 
 
-def test_real_weights(folder: Path) -> None:
+def test_real_weights(registry: sl.Registry) -> None:
     """CIFAR ResNet20: a copy that is pruned by half, or averaged with another, and one with a stain and a lock."""
     base = models.real("resnet20_cifar10")
-    registry = sl.Registry("clients.db")
+    registry = sl.Registry("another.db")
     registry.init(base, name="resnet20")
     registry.add(*(f"client {number}" for number in range(1000)))
     copies = {name: registry.issue(name, delta=f"{name}.delta", base=base) for name in ("client 1", "client 2")}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import stainlock as sl
 
 FACTORY = """
@@ -36,17 +34,10 @@ def other():
 CLIENTS = ("acme", "globex", "initech")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with ``mine.py`` in it."""
-    (tmp_path / "mine.py").write_text(FACTORY)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def registry(folder: Path) -> sl.Registry:
-    found = sl.Registry("clients.db")
-    found.init("mine.py:model")
-    found.add(*CLIENTS)
-    return found
+def make_registry(folder: Path) -> sl.Registry:
+    """A new registry ``clients.db`` in the current folder, which gets the model's file."""
+    (folder / "mine.py").write_text(FACTORY, encoding="utf-8")
+    registry = sl.Registry("clients.db")
+    registry.init("mine.py:model")
+    registry.add(*CLIENTS)
+    return registry
