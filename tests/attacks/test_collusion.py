@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import models
 import pytest
 import torch
 from torch import Tensor
 
-from stainlock.attacks import all_collusions
+from stainlock.attacks import Subject, all_attacks, all_collusions
 from stainlock.attacks.collusion.coalition import collude, merge_states
 from stainlock.errors import ModelError
 from stainlock.fingerprints import Layout, align, code, fingerprint_plan, read, trace
@@ -106,3 +107,18 @@ def test_copies_of_different_models_are_refused() -> None:
         collude([models.mlp(), models.conv_net()], all_collusions()["average"])
     with pytest.raises(ValueError, match="at least one copy"):
         collude([], all_collusions()["average"])
+
+
+def test_members_with_reordered_copies_align_before_they_average() -> None:
+    """A plain average of reordered copies is no model; the aligned one is, and both members are named."""
+    target = models.real("resnet20_cifar10")
+    own = Layout.of(target.model, MODEL_SECRET)
+    copies = [fingerprint_plan(target, own, secret(i)).apply(target) for i in range(2)]
+    subject: Any = Subject(copies[1], None, seed=3)  # type: ignore[arg-type]
+    reordered = all_attacks()["permute-channels"].run(subject, 1.0).target
+    assert reordered is not None
+    merged = collude([copies[0], reordered], all_collusions()["align-then-average"])
+    weights = {name: target.model.state_dict()[name] for name in own.shapes}
+    found = trace(read(merged.model.state_dict(), weights, own), map(secret, range(CLIENTS)))
+    assert {accused.client for accused in found.accused} == {0, 1}
+    assert min(accused.z for accused in found.accused) > 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import models
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from stainlock import Target
-from stainlock.errors import ModelError
+from stainlock.errors import FileError, ModelError
 from stainlock.fingerprints import Layout, code, fingerprint_plan, read, trace
 from stainlock.fingerprints.spreading import fold, mix, spread
 from stainlock.fingerprints.streams import keystream, packed_codes, signs
@@ -102,6 +104,19 @@ def test_a_fingerprint_is_a_plan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"either a replacement or other changes of first\.weight"):
         plan.then(Plan((write(target.model, "first.weight", (0,), 0.0, "other"),)))
     assert plan.without("fingerprint") == Plan()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(lambda values: values.double(), "writes torch.float64 into first.weight, which is torch.float32"),
+     (lambda values: values / 0, "writes NaN or infinite values into first.weight")],
+)  # fmt: skip
+def test_a_delta_that_does_not_fit_is_refused(change: Callable[[Tensor], Tensor], why: str) -> None:
+    target = base("perceptron")
+    plan = fingerprint_plan(target, layout("perceptron"), secret(2))
+    wrong = tuple(replace(r, values=change(r.values)) for r in plan.replacements)
+    with pytest.raises(FileError, match=why):
+        apply(target, replace(plan, replacements=wrong))
 
 
 def test_golden_streams() -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -76,8 +77,7 @@ def trace(
     weights = _unit(reading.chips)
     found, again, kept = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros((0, len(weights) // 8), np.uint8)]
     tested = 0
-    for packed in _blocks(client_secrets, len(weights)):
-        z = scores(weights, packed)
+    for packed, z in _scored(weights, client_secrets):
         close = np.flatnonzero(np.abs(z) > _AGAIN)
         found.append(z)
         again.append(close + tested)
@@ -126,10 +126,20 @@ def _accused(client: int, z: float, tested: int, number: int) -> Accused:
     return Accused(client, z, 10**log10, log10, number)
 
 
-def _blocks(client_secrets: Iterable[bytes], chips: int) -> Iterator[NDArray[np.uint8]]:
+def _scored(
+    weights: NDArray[np.float64], client_secrets: Iterable[bytes]
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float64]]]:
+    """Codes and scores, some thousand clients at a time; a second core scores while this one makes the next codes."""
     secrets = iter(client_secrets)
-    while some := list(islice(secrets, _AT_ONCE)):
-        yield packed_codes(some, chips)
+    with ThreadPoolExecutor(1) as other:
+        before: tuple[NDArray[np.uint8], Future[NDArray[np.float64]]] | None = None
+        while some := list(islice(secrets, _AT_ONCE)):
+            packed = packed_codes(some, len(weights))
+            if before is not None:
+                yield before[0], before[1].result()
+            before = packed, other.submit(scores, weights, packed)
+        if before is not None:
+            yield before[0], before[1].result()
 
 
 def _unit(chips: NDArray[np.float64]) -> NDArray[np.float64]:
