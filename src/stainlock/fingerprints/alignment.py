@@ -88,38 +88,33 @@ def _fitted(theirs: Tensor, ours: Tensor, orders: list[Order]) -> tuple[Tensor, 
         return _rescaled(theirs, ours, "")
     if theirs.shape[2:] != ours.shape[2:]:
         return None
-    best: tuple[float, Tensor | None, Tensor | None] = (_SHARE, None, None)
-    inputs: list[Order | None] = [None, *(o for o in reversed(orders) if len(o) == ours.shape[1])]
-    for columns in inputs:
-        if columns is None and theirs.shape[1] != ours.shape[1]:
-            continue
-        if columns is not None and int(columns.max()) >= theirs.shape[1]:
-            continue
-        rows, share = _match(_taken(theirs, columns, 1), ours)
-        if share > best[0]:
-            best = (share, rows, columns)
-        if share > _ALIGNED:
-            break
-    if best[0] <= _ALIGNED:
-        outputs: list[Order | None] = [None, *(o for o in reversed(orders) if len(o) == ours.shape[0])]
-        for rows_known in outputs:
-            fits = theirs.shape[0] == ours.shape[0] if rows_known is None else int(rows_known.max()) < theirs.shape[0]
-            if not fits or ours.shape[1] < 2:
-                continue
-            turned = _taken(theirs, rows_known, 0).transpose(0, 1)
-            found, share = _match(turned, ours.transpose(0, 1))
-            if share > best[0]:
-                best = (share, rows_known, found)
-            if share > _ALIGNED:
-                break
-    share, rows_found, columns_found = best
+    share, rows, columns = _told(theirs, ours, 0, orders)
+    if share <= _ALIGNED:  # the other way round: rows are known, columns are looked for
+        other_share, other_columns, other_rows = _told(theirs, ours, 1, orders)
+        if other_share > share:
+            share, rows, columns = other_share, other_rows, other_columns
     if share <= _SHARE:
         turned_back = unmixed(theirs, ours)
         return None if turned_back is None else (turned_back, "mixed channels told apart")
-    for order in (rows_found, columns_found):
+    for order in (rows, columns):
         if order is not None and not any(torch.equal(order, known) for known in orders):
             orders.append(order)
-    return _rescaled(_taken(_taken(theirs, rows_found, 0), columns_found, 1), ours, "reordered")
+    return _rescaled(_taken(_taken(theirs, rows, 0), columns, 1), ours, "reordered")
+
+
+def _told(theirs: Tensor, ours: Tensor, axis: int, orders: list[Order]) -> tuple[float, Order | None, Order | None]:
+    """The share of slices along ``axis`` that have a match, their order, and the known order of the other axis."""
+    best: tuple[float, Order | None, Order | None] = (0.0, None, None)
+    other = 1 - axis
+    for known in (None, *(order for order in reversed(orders) if len(order) == ours.shape[other])):
+        width = theirs.shape[other]
+        fits = width == ours.shape[other] if known is None else int(known.max()) < width
+        if fits and ours.shape[axis] > 1:
+            found, share = _match(*(t.transpose(0, axis) for t in (_taken(theirs, known, other), ours)))
+            best = max(best, (share, found, known), key=lambda one: one[0])
+        if best[0] > _ALIGNED:
+            break
+    return best
 
 
 def _match(theirs: Tensor, ours: Tensor) -> tuple[Order, float]:
