@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -42,7 +43,7 @@ COPIES = 200
 
 
 def size(folder: Path, clients: int, lookups: int) -> None:
-    """Adding and finding clients."""
+    """Adding and finding clients, and tracing among all of them: a small model, so that clients are what takes time."""
     base = sl.Target(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)), (64,), mean=(0,), std=(1,))
     registry = sl.Registry(folder / "clients.db")
     registry.init(base, name="mine")
@@ -70,6 +71,14 @@ def size(folder: Path, clients: int, lookups: int) -> None:
     start = time.perf_counter()
     registry.rotate(*drawn)
     print(f"| rotate {lookups} clients | {lookups / (time.perf_counter() - start):,.0f} a second |")
+    issued = registry.issue(names[7], delta=folder / "leaked.delta", base=base)
+    suspect = sl.apply(base, issued["delta"])
+    start = time.perf_counter()
+    found = registry.trace(suspect, base=base)
+    seconds = time.perf_counter() - start
+    assert [one.client for one in found.clients] == [names[7]]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"| trace a small model among all {found.tested} codes, one core | {seconds:.0f} s, peak {peak:.1f} GB |")
 
 
 def killed(folder: Path, kills: int) -> None:

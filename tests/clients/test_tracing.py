@@ -36,7 +36,8 @@ def test_every_client_and_epoch_is_traced(registry: sl.Registry) -> None:
     registry.revoke("globex")
     for path, who in (("one/acme", ("acme", 1)), ("acme-2", ("acme", 2)), ("one/globex", ("globex", 1))):
         assert named(registry, path) == [who]
-    assert registry.trace("one/acme").tested == 4
+    found = registry.trace("one/acme")
+    assert (found.tested, found.identical) == (4, ("acme", 1))
 
 
 def test_a_weight_file_a_target_and_a_module_are_suspects(registry: sl.Registry, tmp_path: Path) -> None:
@@ -88,6 +89,20 @@ def test_a_salt_names_nobody(registry: sl.Registry) -> None:
     found = registry.trace("g")
     assert found.lock_of == ("acme", 1)
     assert [one.client for one in found.clients] == ["globex"]
+
+
+def test_a_lock_that_makes_no_sense_does_not_save_the_thief(registry: sl.Registry) -> None:
+    registry.issue("acme", out="a", lock="keyed")
+    whole = json.loads(Path("a/stainlock.json").read_text())
+    for change in ({"gates": []}, {"salt": "x"}, {"rounds": 7}, {"gates": [{"layer": 1}]}):
+        facts = json.loads(json.dumps(whole))
+        facts["insertions"][0]["facts"] |= change
+        Path("a/stainlock.json").write_text(json.dumps(facts))
+        assert named(registry, "a") == [("acme", 1)]
+    wide = json.loads(json.dumps(whole))
+    wide["insertions"][0]["facts"]["gates"] = [{**wide["insertions"][0]["facts"]["gates"][0], "width": 2**20}] * 5000
+    Path("a/stainlock.json").write_text(json.dumps(wide))
+    assert named(registry, "a") == [("acme", 1)]
 
 
 def test_an_altered_bundle_is_still_read(registry: sl.Registry) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stainlock.clients import log, records
+from stainlock.clients import issued, log, records
 from stainlock.clients.bases import Source, checked_base, load_base, registered_base
 from stainlock.clients.copies import Copy, make_copy
 from stainlock.clients.orders import RECEIPT, STAGING, Order
@@ -170,10 +170,10 @@ def _record(
     connection: sqlite3.Connection, model: Model, order: Order, secrets: CopySecrets, facts: dict[str, Any]
 ) -> log.Receipt:
     owner = records.client(connection, order.client)
-    before = records.issued(connection, owner, model, order.epoch)
+    before = issued.issued_copy(connection, owner, model, order.epoch)
     if before is None:
         disclosed = {FINGERPRINT: disclosed_digest(secrets.fingerprint)}
-        return records.record_copy(connection, owner, model, order.epoch, facts, disclosed)
+        return issued.record_copy(connection, owner, model, order.epoch, facts, disclosed)
     if before.digest != facts["digest"]:
         raise FileError(f"the copy for {order.client} has other bytes here than when it was issued on {before.issued}:"
                         " make it on the machine where it was made, or rotate")  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stainlock.clients import records
+from stainlock.clients import issued, records
 from stainlock.clients.copies import Protection
 from stainlock.clients.records import Client, Model
 from stainlock.errors import FileError
@@ -74,7 +74,7 @@ def single_order(
     if out is None and delta is None:
         raise ValueError("expected a place for the copy: out, delta or both")
     owner = records.active_client(connection, client)
-    before = records.issued(connection, owner, model, owner.epoch)
+    before = issued.issued_copy(connection, owner, model, owner.epoch)
     if before is not None and not again:
         raise FileError(f"{owner.name} has a copy of {model.label} in epoch {owner.epoch}, issued {before.issued}:"
                         " --again writes the same bytes, `clients rotate` begins a new epoch")  # fmt: skip
@@ -119,7 +119,7 @@ def _order(
 ) -> Order:
     if protection.lock is not None and protection.lock not in KINDS:
         raise ValueError(f"expected a lock of kind {', '.join(KINDS)}, got {protection.lock!r}")
-    before = records.issued(connection, owner, model, owner.epoch)
+    before = issued.issued_copy(connection, owner, model, owner.epoch)
     if before is not None:  # the same bytes need the same protection
         protection = Protection(before.stain, before.lock)
     return Order(owner.name, owner.epoch, out, delta, protection, before.digest if before is not None else None)

@@ -61,6 +61,9 @@ def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
     ]  # fmt: skip
     listed = table(["client", "epoch", "model", "copy issued", "score", "chance for an innocent"], rows, numeric=(1, 4))
     blocks = [paragraph(words, kind="yes"), listed]
+    if trace.identical is not None:
+        client, epoch = trace.identical
+        blocks.append(paragraph(f"It is, bit for bit, the copy that was issued to {client} in epoch {epoch}."))
     if len(trace.clients) > _MOST_LISTED:
         blocks.append(paragraph(f"and {len(trace.clients) - _MOST_LISTED} more, listed in the evidence file."))
     return tuple(blocks)

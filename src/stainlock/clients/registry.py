@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hmac
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stainlock.clients import log, records
+from stainlock.clients import issued, records
 from stainlock.clients.bases import Source, checked_base, load_base, registered_base, source_of
 from stainlock.clients.copies import Copy, Protection, make_copy
-from stainlock.clients.database import connect, explained, transaction
+from stainlock.clients.issued import IssuedCopy
 from stainlock.clients.issuing import issue_orders, layout_of
+from stainlock.clients.opening import Opened
 from stainlock.clients.orders import orders_for, single_order
-from stainlock.clients.records import Client, IssuedCopy, Model
+from stainlock.clients.records import Client, Model
 from stainlock.clients.reporting import write_report
-from stainlock.clients.secrets import LAYOUT, MasterSecret, Passphrase, checked_name, disclosed_digest
+from stainlock.clients.secrets import LAYOUT, checked_name, disclosed_digest
 from stainlock.clients.tracing import Base, Trace, trace
-from stainlock.commitments.log_head import LogCommitment, commit_log
-from stainlock.commitments.signing import Signer
 from stainlock.errors import FileError
 from stainlock.fingerprints import Layout
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
@@ -31,11 +28,10 @@ from stainlock.storage.durable import refuse_existing
 from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
-_CHECK = "secret check"
 Progress = Callable[[int, int], None]
 
 
-class Registry:
+class Registry(Opened):
     """Who has which copy of a model. One SQLite file with names and dates; secrets are derived from one master secret.
 
     The master secret is a file of its own, by default beside the registry and with the ending ``.secret``. Keep a copy
@@ -53,74 +49,6 @@ class Registry:
     >>> found.verdict, [accused.client for accused in found.clients]
     ('traced', ['acme'])
     """
-
-    def __init__(self, path: str | Path, *, secret: str | Path | None = None, passphrase: Passphrase = None) -> None:
-        self.path = Path(path)
-        self.secret_path = Path(secret) if secret is not None else self.path.with_suffix(".secret")
-        self.passphrase = passphrase
-        self._connection: sqlite3.Connection | None = None
-        self._secret: MasterSecret | None = None
-
-    def __enter__(self) -> Registry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; it is opened again when it is needed.
-
-        >>> with sl.Registry("clients.db") as registry:  # closes it at the end
-        ...     _ = registry.init(target, name="mine")
-        >>> registry.close()
-        """
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @contextmanager
-    def _open(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        if self._connection is None:
-            self._connection = connect(self.path, create=create)
-            if not create and self._connection.execute("SELECT count(*) FROM facts").fetchone()[0] == 0:
-                self.close()
-                raise FileError(f"{self.path} is an empty registry: `stainlock clients init MODEL` begins one")
-        with explained(self.path):
-            yield self._connection
-
-    @property
-    def secret(self) -> MasterSecret:
-        """The master secret, which must be this registry's: a wrong one is told before anything is written.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> registry.secret == sl.Registry("clients.db").secret
-        True
-        """
-        if self._secret is None:
-            self._secret = self.check(self.secret_path)
-        return self._secret
-
-    def check(self, backup: str | Path | None = None, *, passphrase: Passphrase = None) -> MasterSecret:
-        """The master secret in a file, by default the registry's own, if it fits this registry; else an error.
-
-        This is how a backup is tested: it needs the backup and the registry, and not the file that is in use.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> import shutil
-        >>> _ = shutil.copy("clients.secret", "backup.secret")
-        >>> registry.check("backup.secret") == registry.secret
-        True
-        """
-        path = Path(backup) if backup is not None else self.secret_path
-        secret = MasterSecret.load(path, passphrase or self.passphrase)
-        with self._open() as connection:
-            kept = connection.execute("SELECT value FROM facts WHERE name = ?", (_CHECK,)).fetchone()[0]
-        if not hmac.compare_digest(str(kept), secret.check):
-            raise FileError(f"{path} holds another master secret than this registry's: nothing was written; find the"
-                            f" one that was made with {self.path}")  # fmt: skip
-        return secret
 
     def init(
         self,
@@ -163,48 +91,6 @@ class Registry:
                 connection, label, digest, source, public, disclosed_digest(layout.secret), new_version=new_version
             )
 
-    def _begin(self) -> None:
-        """A new registry. A secret that is there already is kept: it may be that of a registry that was lost."""
-        if not self.secret_path.exists():
-            MasterSecret.new().save(self.secret_path, self.passphrase)
-        secret = MasterSecret.load(self.secret_path, self.passphrase)
-        with self._open(create=True) as connection, transaction(connection):
-            if connection.execute("SELECT count(*) FROM facts").fetchone()[0] == 0:
-                log.begin(connection)
-                connection.execute("INSERT INTO facts VALUES (?, ?)", (_CHECK, secret.check))
-                log.append(connection, "begun", {"secret_check": secret.check})
-
-    def check_log(self, commitment: str | Path | None = None) -> tuple[int, str]:
-        """How many entries the audit log has, and its last link, if every entry follows from the one before it.
-
-        ``commitment`` is a signed one, made by `commit_log`: the log must still contain what was signed.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> registry.check_log()[0]
-        2
-        """
-        signed = LogCommitment.load(commitment) if commitment is not None else None
-        with self._open() as connection:
-            for _ in log.entries(connection):
-                pass
-            if signed is not None and log.link_at(connection, signed.entries) != signed.chain:
-                raise FileError(f"{commitment} is for another log: entry {signed.entries} of this one has another link")
-            return log.head(connection)
-
-    def commit_log(self, signer: Signer, *, statement: str = "") -> LogCommitment:
-        """Sign the audit log as it is now: no entry up to here can be changed unnoticed.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> commitment = registry.commit_log(sl.Signer.new())
-        >>> commitment.save("log.json")
-        >>> registry.check_log("log.json") == (commitment.entries, commitment.chain)
-        True
-        """
-        with self._open() as connection:
-            return commit_log(*log.head(connection), signer, statement=statement)
-
     def add(self, *names: str) -> int:
         """Add clients, all or none of them.
 
@@ -239,7 +125,7 @@ class Registry:
         """
         with self._open() as connection:
             found = records.client(connection, name)
-            return found, records.issued_to(connection, found)
+            return found, issued.copies_of(connection, found)
 
     def count(self) -> tuple[int, int]:
         """How many clients there are, and how many copies were issued.
@@ -359,10 +245,10 @@ class Registry:
             secret = self.secret
             if not orders:
                 return [], there
-            issued = issue_orders(
+            written = issue_orders(
                 connection, self.path, secret, model, orders, base, workers=workers, ray=ray, progress=progress
             )
-        return issued, there
+        return written, there
 
     def copy(self, client: str, *, epoch: int | None = None, base: Target | None = None, of: str | None = None) -> Copy:
         """A copy that was issued, made again, with the owner's keys to the stain and the lock in it.
@@ -378,7 +264,7 @@ class Registry:
         model, target = self.base(base, of)
         with self._open() as connection:
             owner = records.client(connection, client)
-            before = records.issued(connection, owner, model, epoch or owner.epoch)
+            before = issued.issued_copy(connection, owner, model, epoch or owner.epoch)
         if before is None:
             raise FileError(f"{client} has no copy of {model.label} in epoch {epoch or owner.epoch}")
         secrets = self.secret.for_copy(model.digest, owner.name, before.epoch)
@@ -410,14 +296,16 @@ class Registry:
             bases = [self._base(model, base, blind) for model in self._candidates(connection, base, of)]
 
             def salts(name: str) -> tuple[str, int, str] | None:
-                found = records.issued_with(connection, salt=name)
+                found = issued.copies_with(connection, salt=name)
                 digests = {model.label: model.digest for model in records.models(connection)}
                 return (found[0].client, found[0].epoch, digests[found[0].label]) if found else None
 
-            return trace(
+            found = trace(
                 suspect, self.secret, bases, lambda: records.epochs(connection), level=level, salts=salts,
                 progress=progress,
             )  # fmt: skip
+            same = issued.copies_with(connection, digest=found.suspect_digest)
+            return dataclasses.replace(found, identical=(same[0].client, same[0].epoch) if same else None)
 
     def write_report(self, found: Trace, page: str | Path, evidence: str | Path) -> None:
         """A page for people who decide and, where clients are named, the evidence that `check_evidence` takes.
@@ -471,7 +359,7 @@ class Registry:
             lines = 0
             for owner in records.clients(connection):
                 copies: Sequence[dict[str, Any]] = [
-                    dataclasses.asdict(copy) for copy in records.issued_to(connection, owner)
+                    dataclasses.asdict(copy) for copy in issued.copies_of(connection, owner)
                 ] or [{"client": owner.name}]
                 for copy in copies:
                     writer.writerow({**copy, "added": owner.added, "revoked": owner.revoked})

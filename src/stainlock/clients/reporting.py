@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from stainlock.clients import log, records
+from stainlock.clients import issued, log, records
 from stainlock.clients.evidence import Evidence, evidence_of
 from stainlock.clients.page import trace_page
 from stainlock.clients.secrets import FINGERPRINT, LAYOUT, MasterSecret
@@ -21,7 +21,7 @@ def write_report(
     models = {model.label: model for model in records.models(connection)}
     receipts = {}
     for one in found.clients:
-        copy = records.issued(connection, records.client(connection, one.client), models[one.model], one.epoch)
+        copy = issued.issued_copy(connection, records.client(connection, one.client), models[one.model], one.epoch)
         if copy is not None:
             receipts[one.client, one.epoch] = log.receipt(connection, copy.entry)
     disclosed: Evidence | None = None

@@ -24,6 +24,8 @@ from stainlock.storage.files import read_json, tensor_digest
 from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target
 
+_MOST_CHANNELS = 2**24  # behind all gates of a lock: what a stranger's file may make us draw
+
 
 @dataclass(frozen=True)
 class Suspect:
@@ -39,9 +41,12 @@ class Suspect:
 
     @property
     def lock(self) -> Structure | None:
-        """Its keyed lock, if it says that it has one."""
-        found = [insertion for insertion in self.insertions if insertion.kind == KIND]
-        return Structure.from_facts(found[-1].facts) if found else None
+        """Its keyed lock, if it says that it has one and that makes sense; else the weights count as they are."""
+        try:
+            found = [Structure.from_facts(i.facts) for i in self.insertions if i.kind == KIND][-1:]
+        except FileError:
+            return None
+        return found[0] if found and sum(found[0].schedule.widths) <= _MOST_CHANNELS else None
 
     def opened(self, seed: int) -> Suspect:
         """The weights in the order they had before a keyed lock of this seed."""

@@ -93,6 +93,7 @@ class Trace:
     compared: tuple[Compared, ...]
     lock_of: tuple[str, int] | None = None
     note: str = ""
+    identical: tuple[str, int] | None = None  # whose copy this is, bit for bit, by the registry
 
     def facts(self) -> dict[str, Any]:
         """All of it but the scores, as JSON has it."""
@@ -104,6 +105,7 @@ class Trace:
             "verdict": self.verdict, "clients": clients, "tested": self.tested, "chips": self.chips,
             "level": self.level, "threshold": self.threshold, "suspect_digest": self.suspect_digest,
             "compared": compared, "lock_of": list(self.lock_of) if self.lock_of else None, "note": self.note,
+            "identical": list(self.identical) if self.identical else None,
         }  # fmt: skip
 
 
