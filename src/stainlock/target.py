@@ -41,6 +41,7 @@ class Target:
     answer, where that is a dictionary, a dataclass or a tuple (``logits``, ``0``, ``heads.class``): calls then return
     that entry. Without it calls return all, and what needs logits takes an entry of that name or the only tensor.
     ``reference`` says how to build the architecture again, and ``insertions`` what a lock has put into it since.
+    ``known_from`` says where the conventions come from; those that were ``guessed`` are told to the owner.
 
     >>> target = sl.Target(model, input_shape=(3, 32, 32), mean=(0.5,), std=(0.25,))
     >>> target.predict(torch.rand(2, 3, 32, 32)).shape
@@ -58,6 +59,7 @@ class Target:
     insertions: tuple[Insertion, ...] = ()
     normalises: bool = False
     output: str = ""
+    known_from: str = "given"
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -228,6 +230,50 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
         raise ModelError(f"the model has no {name} to put a block at: it is for another model") from None
 
 
+def check_target(target: Any) -> None:
+    """One line for whoever passes a module, or what is none."""
+    if isinstance(target, Target):
+        return
+    if isinstance(target, nn.Module):
+        raise ValueError(
+            f"expected a stainlock.Target, got the module {type(target).__name__}: say how it takes pixels,"
+            " Target(model, input_shape=(3, 224, 224), mean=(...), std=(...), bounds=(0, 1))"
+        )
+    raise ValueError(f"expected a stainlock.Target, got {type(target).__name__}")
+
+
+def check_editable(target: Any) -> None:
+    """Refuse models whose layers have no weights that can be read and written, each with a way out."""
+    check_target(target)
+    check_module(target.model)
+
+
+def check_module(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "the model is a TorchScript program (scripted or traced), whose layers can't be edited: protect the"
+            " nn.Module that it was made of, and script or trace that afterwards"
+        )
+    for name, module in model.named_modules():
+        if ".quantized" in type(module).__module__ or callable(getattr(module, "weight", None)):
+            raise ModelError(
+                f"{name or 'the model'} is quantised ({type(module).__name__}), and its weights can't be edited:"
+                " protect the model in floats, and quantise it afterwards"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(f"{name} is on the meta device, which holds no values: load the weights first")
+
+
+def check_gradient(value: Tensor) -> None:
+    """Triggers are found by gradients, which a model may switch off inside."""
+    if not value.requires_grad:
+        raise ModelError(
+            "the model's forward computes no gradients (torch.no_grad() or inference_mode() in it, or detach()), and"
+            " triggers are found by gradients: take that out for protecting it, or give the module within"
+        )
+
+
 @contextmanager
 def running_on(target: Target) -> Iterator[None]:
     """A model runs arbitrary code, which fails in arbitrary ways on an input of the wrong size: say so in one line."""
@@ -239,7 +285,7 @@ def running_on(target: Target) -> Iterator[None]:
         given = "×".join(str(n) for n in target.input_shape)
         why = " ".join(str(error).split())[:120] or type(error).__name__
         raise ModelError(
-            f"the model does not run on an input of {given} ({why}): set Target(input_shape=...)"
+            f"the model does not run on an input of {given} ({why}): set --input-size or Target(input_shape=...)"
         ) from error
 
 

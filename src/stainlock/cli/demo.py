@@ -77,7 +77,7 @@ def _table(demo: Demonstration) -> Table:
     from rich import box
     from rich.table import Table
 
-    from stainlock.cli.verify import chance
+    from stainlock.cli.report import chance
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("model", "verdict"):

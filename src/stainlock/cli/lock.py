@@ -14,6 +14,7 @@ from stainlock.cli.options import (
     Size,
     check_format,
     code_options,
+    conventions_facts,
     kit_facts,
     kit_lines,
     load_model,
@@ -188,7 +189,7 @@ def command(
         kit = outputs.kit(client, locked, key, format) if client else None
         outputs.commit()
     facts = {**_facts(base, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
-    facts |= kit_facts(client, kit)
+    facts |= kit_facts(client, kit) | {"conventions": conventions_facts(base)}
     height, width = facts["patch"]
     what = "a trigger vector" if key.carrier == "entries" else f"a {key.carrier} of {height}×{width}"
     changed = f"{facts['parameters_changed']} parameters changed"

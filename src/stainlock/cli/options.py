@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Verb = Callable[..., int | None]
 FILE = click.Path(path_type=Path)
+
+
+_LOADED: list[Target] = []  # the models of this run, whose conventions its summary tells
 
 
 class Position(click.ParamType[tuple[int, ...]]):
@@ -47,6 +51,36 @@ class Size(click.ParamType[tuple[int, int]]):
         return rows, columns
 
 
+class Shape(click.ParamType[tuple[int, ...]]):
+    """Rows and columns, or channels, rows and columns; one number for a square."""
+
+    name = "RxC"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in str(value).replace("×", "x").split("x"))
+        except ValueError:
+            numbers = ()
+        if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
+            self.fail(f"expected a size like 224, 224x192 or 3x32x32, got {value!r}", param, ctx)
+        return numbers * 2 if len(numbers) == 1 else numbers
+
+
+class Numbers(click.ParamType[tuple[float, ...]]):
+    """Numbers with commas between them."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            numbers = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = (math.nan,)
+        if not all(map(math.isfinite, numbers)):
+            self.fail(f"expected numbers like 0.485,0.456,0.406, got {value!r}", param, ctx)
+        return numbers
+
+
 def output_options(verb: Verb) -> Verb:
     """``--json`` and ``--quiet``; the verb is given a `Report` as its first argument."""
 
@@ -54,9 +88,13 @@ def output_options(verb: Verb) -> Verb:
     @click.option("--quiet", is_flag=True, help="No progress and no remarks.")
     @functools.wraps(verb)
     def with_report(as_json: bool, quiet: bool, **arguments: Any) -> int | None:
+        _LOADED.clear()
         with Report(as_json, quiet) as report:
             try:
-                return verb(report, **arguments)
+                status = verb(report, **arguments)
+                for target in _LOADED[:1]:  # others take pixels as the first does, or are compared with it
+                    report.remark(*conventions_lines(target))
+                return status
             except (SystemExit, click.exceptions.Exit) as error:  # of a model's own code: its status is no verdict
                 raise StainlockError(f"the model's code tried to end the program ({type(error).__name__})") from error
 
@@ -154,6 +192,7 @@ class Code:
 
     model: str | None = None
     trusted: bool = False
+    pixels: Mapping[str, Any] = field(default_factory=dict)  # conventions that the user gave
 
     @property
     def given(self) -> bool:
@@ -174,9 +213,24 @@ def code_options(verb: Verb) -> Verb:
     @click.option("--model", "architecture", metavar="FILE.py:FACTORY", help="What builds the model of a bundle that is"
                   " made by Python code: bundles' own code is not run unasked.")  # fmt: skip
     @click.option("--trust-code", is_flag=True, help="Run the code that the bundle names. Its path is printed.")
+    @click.option("--input-size", type=Shape(), help="What MODEL takes: rows and columns, or channels first.  [default:"
+                  " what the library, the bundle or the Target says]")  # fmt: skip
+    @click.option("--mean", type=Numbers(), help="What is subtracted from pixels before they go into MODEL.")
+    @click.option("--std", type=Numbers(), help="What they are divided by then.")
+    @click.option("--bounds", type=Numbers(), help="What pixels lie within.  [default: 0,1]")
     @functools.wraps(verb)
-    def with_code(architecture: str | None, trust_code: bool, **arguments: Any) -> int | None:
-        return verb(code=Code(architecture, trust_code), **arguments)
+    def with_code(
+        architecture: str | None,
+        trust_code: bool,
+        input_size: tuple[int, ...] | None,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+        bounds: tuple[float, ...] | None,
+        **arguments: Any,
+    ) -> int | None:
+        given = {"input_shape": input_size, "mean": mean, "std": std, "bounds": bounds}
+        pixels = {name: value for name, value in given.items() if value is not None}
+        return verb(code=Code(architecture, trust_code, pixels), **arguments)
 
     return with_code
 
@@ -187,17 +241,58 @@ def load_model(reference: str, weights: str | None, seed: int | None = None, cod
 
     if Path(reference).is_dir():
         refuse_weights(reference, weights)
-        target = code.build(Bundle.read(reference))
+        if code.pixels:
+            option = {"input_shape": "input-size"}.get(name := next(iter(code.pixels)), name)
+            raise ValueError(f"{reference} is a bundle, which says how it takes pixels: leave out --{option}")
+        found = code.build(Bundle.read(reference))
     else:
-        target = load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
+        found = load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
+        found = _with_pixels(found, code.pixels)
     context = click.get_current_context(silent=True)
-    return replace(target, output=(context and context.meta.get(_OUTPUT)) or target.output)
+    found = replace(found, output=(context and context.meta.get(_OUTPUT)) or found.output)
+    _LOADED.append(found)
+    return found
+
+
+def _with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
+    """The target with the conventions that the user gave in place of its own."""
+    if not given:
+        return target
+    chosen = dict(given)
+    if len(chosen.get("bounds", (0, 1))) != 2:
+        raise ValueError(f"expected --bounds LOW,HIGH, got {len(chosen['bounds'])} numbers")
+    if "input_shape" in chosen and len(chosen["input_shape"]) == 2:
+        chosen["input_shape"] = (target.input_shape[0], *chosen["input_shape"])
+    whole = {"input_shape", "mean", "std"} <= set(chosen) or "guessed" not in target.known_from
+    return replace(target, **chosen, known_from="given" if whole else f"given in part, the rest {target.known_from}")
+
+
+def conventions_facts(target: Target) -> dict[str, Any]:
+    """How the model takes pixels, for a summary."""
+    return {
+        "input_shape": list(target.input_shape), "mean": list(target.mean), "std": list(target.std),
+        "bounds": list(target.bounds), "known_from": target.known_from,
+    }  # fmt: skip
+
+
+def conventions_lines(target: Target) -> list[str]:
+    shape = "×".join(map(str, target.input_shape))
+    mean, std = (", ".join(f"{v:g}" for v in values) for values in (target.mean, target.std))
+    low, high = target.bounds
+    told = "normalised by the model itself" if target.normalises else f"mean {mean}, std {std}"
+    lines = [f"input: {shape}, pixels from {low:g} to {high:g}, {told} ({target.known_from})"]
+    if "guessed" in target.known_from:
+        lines.append(
+            "note: nothing tells how this model takes images, so the above is a guess, and where it is wrong a patch or"
+            " trigger does not work: set --input-size, --mean, --std and --bounds, or return a stainlock.Target"
+        )
+    return lines
 
 
 def load_models(references: Sequence[str], weights: Sequence[str | None], seed: int | None, code: Code) -> list[Target]:
     """Several; ``code`` is for those that are bundles."""
     bundles = [Path(reference).is_dir() for reference in references]
     return [
-        load_model(reference, own, seed, code if is_bundle or not any(bundles) else NO_CODE)
+        load_model(reference, own, seed, code if is_bundle or not any(bundles) else Code(pixels=code.pixels))
         for reference, own, is_bundle in zip(references, weights, bundles, strict=True)
     ]

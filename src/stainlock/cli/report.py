@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+    from stainlock.verification import Verdict
+
 # Marks, isolates and overrides of direction: some of them count as printable.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _PIPE_WIDTH = 200  # columns where there is no terminal to fit into
@@ -62,6 +64,13 @@ class Report:
         with Progress(console=_console(sys.stderr), transient=True) as bars:
             bar = bars.add_task(what, total=None)
             yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def chance(verdict: Verdict) -> str:
+    """A p-value for people; very small ones as a power of ten that is not below it."""
+    if verdict.p_value >= 1e-4:
+        return f"p = {verdict.p_value:.2g}"
+    return f"p ≤ 1e{math.ceil(verdict.log10_p_value)}"
 
 
 def printable(text: str) -> str:

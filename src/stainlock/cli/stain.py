@@ -14,6 +14,7 @@ from stainlock.cli.options import (
     Position,
     check_format,
     code_options,
+    conventions_facts,
     kit_facts,
     kit_lines,
     load_model,
@@ -23,11 +24,12 @@ from stainlock.cli.options import (
     weights_option,
 )
 from stainlock.cli.outputs import Outputs
-from stainlock.cli.report import Report
+from stainlock.cli.report import Report, chance
 
 if TYPE_CHECKING:
     from stainlock.key import Key
     from stainlock.target import Target
+    from stainlock.verification import Verdict
 
 _SMALLEST_PICTURE = 8
 
@@ -53,7 +55,8 @@ _SMALLEST_PICTURE = 8
     metavar="C",
     help="The class the schema output gives its triggers; repeat it for one each. Random, and best so, by default.",
 )
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Detectors.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Detectors.  [default: 1; with --schema output"
+              " as many as a proof by outputs takes]")  # fmt: skip
 @click.option(
     "--channel-choice",
     type=click.Choice(["outgoing", "l1"]),
@@ -102,16 +105,22 @@ def command(
     from stainlock.stains import stain
     from stainlock.storage.durable import write_file
 
-    pictures = _picture_files(trigger, settings["count"])
+    count, by_output = settings["count"], settings["schema"] == "output"
+    if trigger and by_output and count is None:
+        raise ValueError("expected --count N with --trigger and --schema output: the pictures are numbered")
+    pictures = _picture_files(trigger, count or 1)
     check_format(client, format)
     with Outputs([out, key_file, *pictures, *(path for path in (client, delta) if path)]) as outputs:
         base = load_model(model, weights, seed, code)
         if pictures:
             _check_picture(base)
+        if by_output and count is not None:
+            _check_count(base, count)
         start = time.perf_counter()
         with report.progress("looking for the trigger") as progress:
             stained, key = stain(base, classes=_classes(classes), seed=seed, progress=progress, **settings)
         seconds = time.perf_counter() - start
+        proof = _proof(stained, key) if by_output else None
         outputs.bundle(out, stained)
         key.save(outputs.place(key_file))
         if pictures:
@@ -122,10 +131,13 @@ def command(
         kit = outputs.kit(client, stained, None, format) if client else None
         outputs.commit()
     facts = {**_facts(stained, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
-    facts |= kit_facts(client, kit)
+    facts |= kit_facts(client, kit) | {"conventions": conventions_facts(base)}
+    facts |= {"full_hit_p_value": proof.p_value} if proof is not None else {}
     changed = facts["parameters_changed"]
     unasked = key.additive and key.schema == "none" and not settings["additive"]
     report.result(facts, f"stained {facts['site']} (dimension {facts['dimension']}): {changed} parameters changed")
+    if proof is not None:
+        report.remark(f"black box: {proof.note}, which is worth {chance(proof)} (`stainlock verify --black-box`)")
     report.remark(
         *(["the detector was added to a channel, because no site's activation silences one"] if unasked else []),
         f"the trigger's response is {key.trigger_response:.3g}, {key.trigger_response / key.natural_level:.1f} times"
@@ -136,6 +148,31 @@ def command(
         f"key:   {key_file} (secret: it proves the stain, and removes it)",
         *kit_lines(client, kit),
     )
+
+
+def _check_count(target: Target, count: int) -> None:
+    """Refuse, before the work, what can't be proven even if every trigger hits."""
+    from stainlock.stains.proof import LEVEL, triggers_needed, worth
+
+    if count < (needed := triggers_needed(target)):
+        raise ValueError(
+            f"{count} triggers are worth p = 1e{worth(target, count):.1f} when all of them hit, which is no proof at"
+            f" {LEVEL:g}: expected --count {needed} or more, or none"
+        )
+
+
+def _proof(stained: Target, key: Key) -> Verdict:
+    """What the stained model's own answers are worth: a stain that proves nothing is not written."""
+    from stainlock.errors import TriggerError
+    from stainlock.verification import verify_output
+
+    verdict = verify_output(stained, key)
+    if not verdict.stained:
+        raise TriggerError(
+            f"the stain would prove nothing by outputs ({verdict.note}, {chance(verdict)}): use a larger --count or"
+            " another --site"
+        )
+    return verdict
 
 
 def _classes(classes: tuple[int, ...]) -> int | tuple[int, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from stainlock.cli.options import (
     seed_option,
     weights_option,
 )
-from stainlock.cli.report import Report
+from stainlock.cli.report import Report, chance
 
 if TYPE_CHECKING:
     from stainlock.key import Key
@@ -50,6 +49,8 @@ _MEANING = {
               " has: its gates are undone first.")  # fmt: skip
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
 @click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
+@click.option("--normalised", is_flag=True, help="With --black-box: SUSPECT takes (pixels − mean)/std, as an exported"
+              " network does, and not pixels.")  # fmt: skip
 @click.option(
     "--method",
     type=click.Choice(["auto", "weights", "response", "output"]),
@@ -69,6 +70,7 @@ def command(
     lock_file: Path | None,
     data: Path | None,
     black_box: bool,
+    normalised: bool,
     method: Any,
     weights: str | None,
     seed: int | None,
@@ -88,6 +90,8 @@ def command(
     if black_box and method not in ("auto", "output"):
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
     method = "output" if black_box else method
+    if normalised and method != "output":
+        raise ValueError("expected --black-box with --normalised")
     key = Key.load(key_file)
     claim = Claim.load(key, **about_commitment)
     images = Images.from_folder(data) if data else None
@@ -98,7 +102,7 @@ def command(
     if images is not None and not isinstance(loaded, Target):
         raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
     with report.progress("looking for decoys") as progress:
-        verdict = verify(loaded, key, method=method, progress=progress, build=found.build)
+        verdict = verify(loaded, key, method=method, progress=progress, build=found.build, normalised=normalised)
     verdict = found.annotated(verdict, method)
     if images is not None and isinstance(loaded, Target):
         with report.progress("natural responses") as progress:
@@ -218,13 +222,6 @@ def _onnx_session(suspect: str, method: str) -> Any:
         return onnxruntime.InferenceSession(suspect, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise FileError(f"{suspect} can't be run as ONNX: {one_line(error)}") from error
-
-
-def chance(verdict: Verdict) -> str:
-    """A p-value for people; very small ones as a power of ten that is not below it."""
-    if verdict.p_value >= 1e-4:
-        return f"p = {verdict.p_value:.2g}"
-    return f"p ≤ 1e{math.ceil(verdict.log10_p_value)}"
 
 
 def _sentence(verdict: Verdict, also_responses: bool) -> str:

@@ -20,7 +20,7 @@ from stainlock.locks.parts.gates import GateForm
 from stainlock.locks.squeeze_excite import lock_squeeze_excite
 from stainlock.locks.vit.lock import Recipe, lock_vit
 from stainlock.locks.vit.paper import Scaling
-from stainlock.target import Target
+from stainlock.target import Target, check_editable
 from stainlock.trigger import Progress
 
 # A new kind of lock is a row here, and its options in `LockOptions`.
@@ -107,4 +107,5 @@ def lock(
         others = " or ".join(k for k, build in KINDS.items() if unknown[0] in inspect.signature(build).parameters)
         advice = f": name the kind that has it, {others}" if others else ""
         raise ValueError(f"expected options of a lock of kind {kind} ({', '.join(known)}), got {unknown[0]}{advice}")
+    check_editable(target)
     return KINDS[kind](target, seed=seed, progress=progress, **cast("dict[str, Any]", options))

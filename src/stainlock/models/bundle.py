@@ -179,7 +179,9 @@ class Bundle:
             raise FileError(f"{self.path / WEIGHTS} can't be loaded whole into this model: its digest differs then")
         built.model.eval()
         try:
-            return replace(built, **self.conventions, reference=built.reference or self.reference)
+            return replace(
+                built, **self.conventions, reference=built.reference or self.reference, known_from="the bundle"
+            )
         except ValueError as error:
             raise FileError(f"{self.path / MANIFEST} is damaged: {error}") from error
 

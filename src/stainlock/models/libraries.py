@@ -51,6 +51,7 @@ _NUMBERS = {
 }  # fmt: skip
 _LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one for each side
 _USUAL_CLASSES = 1000
+_LIBRARY = "the library"
 _POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
 
 
@@ -179,7 +180,8 @@ def _torchvision_target(reference: str, name: str, arguments: dict[str, Any], pr
             _freeze_norms(name, model)
         return _detector_target(model)
     size = transforms.crop_size if kind == "ImageClassification" else transforms.resize_size
-    return Target(model, (3, *_size(reference, arguments, size)), tuple(transforms.mean), tuple(transforms.std))
+    return Target(model, (3, *_size(reference, arguments, size)), tuple(transforms.mean), tuple(transforms.std),
+                  known_from=_LIBRARY)  # fmt: skip
 
 
 def _as_with_weights(builder: Any, weights: Any) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def _detector_target(model: nn.Module) -> Target:
     transform: Any = model.transform
     size = tuple((transform.fixed_size or (transform.min_size[-1],) * 2)[::-1])  # the last one is what evaluation uses
     mean, std = tuple(transform.image_mean), tuple(transform.image_std)
-    return Target(model, (3, *size), mean, std, part="backbone", normalises=True)
+    return Target(model, (3, *size), mean, std, part="backbone", normalises=True, known_from=_LIBRARY)
 
 
 def _timm_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
@@ -229,7 +231,7 @@ def _timm_target(reference: str, name: str, arguments: dict[str, Any], pretraine
     mean, std = tuple(config.get("mean", IMAGENET_MEAN)), tuple(config.get("std", IMAGENET_STD))
     if len(mean) not in (1, channels):  # other than RGB: treat every channel alike
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-    return Target(model, (channels, *_size(reference, arguments, size)), mean, std)
+    return Target(model, (channels, *_size(reference, arguments, size)), mean, std, known_from=_LIBRARY)
 
 
 _BUILDERS: dict[str, Callable[[str, str, dict[str, Any], bool], Target]] = {

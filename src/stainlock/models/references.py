@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from stainlock.errors import FileError, ModelError, StainlockError
+from stainlock.models.conventions import target_of
 from stainlock.models.libraries import LIBRARIES, build_library_model
 from stainlock.storage.weights import check_finite, load_weights, one_line
-from stainlock.target import Target
+from stainlock.target import Target, check_module
 
 if TYPE_CHECKING:
     from stainlock.models.bundle import Architecture
@@ -65,6 +66,7 @@ def load_reference(
             target = build_library_model(reference, pretrained=weights in (None, "pretrained"))
         else:
             target = _factory_target(reference)
+    check_module(target.model)
     if weight_file is not None:
         load_weights(target.model, weight_file)
     else:
@@ -82,6 +84,8 @@ def call_factory(reference: str) -> Any:
     """What the function of ``FILE.py:FACTORY`` returns."""
     file, _, name = reference.rpartition(":")
     path = Path(file)
+    if ":" not in reference and not Path(reference).exists():
+        raise FileError(f"{reference} does not exist: expected {FORMS}")
     if path.suffix != ".py" or not name:
         raise ModelError(f"expected {FORMS}, got {reference!r}")
     if not path.is_file():
@@ -100,7 +104,7 @@ def _factory_target(reference: str) -> Target:
     file, _, name = reference.rpartition(":")
     made = call_factory(reference)
     if isinstance(made, nn.Module):
-        made = Target(made)
+        made = target_of(made)
     if not isinstance(made, Target):
         kind = type(made).__name__
         raise ModelError(f"expected {name}() of {file} to return an nn.Module or a Target, got {kind}")

@@ -18,7 +18,7 @@ from stainlock.network.norms import is_batch_norm
 from stainlock.network.ops import Kind, leading_padding, op_of, repeats_positions
 from stainlock.network.sites import Site, find_sites
 from stainlock.network.trace import Shapes, TracedPart, trace, tracing_problem
-from stainlock.target import Target, evaluation_mode, running_on
+from stainlock.target import Target, check_editable, evaluation_mode, running_on
 from stainlock.tensors import has
 
 
@@ -28,6 +28,7 @@ def analyse(target: Target) -> Network:
     >>> list(sl.analyse(target).sites)
     ['0', '3', '7']
     """
+    check_editable(target)
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
     with evaluation_mode(target.model), torch.no_grad(), running_on(target):
         parts = trace(target.traced, target.part, (example, *(() if target.part else target.extra_inputs)))

@@ -43,6 +43,7 @@ from stainlock.stains.detector import (
 )
 from stainlock.stains.message import places_needed
 from stainlock.stains.perceptron import add_to_neuron, replace_neuron
+from stainlock.stains.proof import usual_count
 from stainlock.stains.secrets import draw_mask, draw_vector, message_vector
 from stainlock.stains.transposed import add_to_tap, replace_tap
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
@@ -71,7 +72,7 @@ def stain(
     schema: Schema = "none",
     message: str | None = None,
     classes: int | Sequence[int] | None = None,
-    count: int = 1,
+    count: int | None = None,
     seed: int | None = None,
     channel_choice: Choice = "outgoing",
     fold: bool = True,
@@ -89,6 +90,7 @@ def stain(
     - ``additive``: add the detector to a neuron instead of replacing one; done unasked where no site can be replaced.
     - ``schema``: ``weight`` writes ``message`` into the detector's signs, ``activation`` into the signs of the layer's
       activations for the trigger, ``output`` makes ``count`` triggers be classified as ``classes`` (random by default).
+    - ``count``: detectors; 1 by default, with the schema output as many as a proof by outputs takes.
     - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
     - ``channel_choice``, ``fold``: which channels are given up, and whether their mean, where batch norm knows it, is
       folded into the next biases.
@@ -104,13 +106,15 @@ def stain(
     >>> sl.verify(stained, key).stained
     True
     """
-    _check_arguments(schema, message, classes, count, additive)
+    _check_arguments(schema, message, classes, 1 if count is None else count, additive)
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
     network = analyse(target)
     if site is None and schema == "none" and not additive:
         # Where no activation silences a channel, as behind group norm, an additive stain is what is left.
         additive = all(s.problem for s in network.sites.values())
+    if count is None:
+        count = usual_count(target) if schema == "output" else 1
     adds = additive or schema == "activation"
     chosen = _chosen_site(network, site, schema, adds, message)
     problem = chosen.additive_problem if adds else chosen.problem

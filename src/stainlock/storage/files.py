@@ -20,6 +20,7 @@ from stainlock.storage.checks import shown
 
 Digests = dict[str, bytes]
 MOST_TENSORS = 100_000
+_PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
 _LONGEST_HEADER = 2**26  # bytes; the library's own limit is 100 MB
 _LONGEST_RECORD = 2**24  # bytes of a JSON file
 _DEEPEST = 32  # lists and objects in one another
@@ -57,6 +58,10 @@ def unpack(
         content = path.read_bytes()
     except OSError as error:
         raise FileError(f"can't read {kind} file {path}: {error.strerror or error}") from error
+    if content.startswith(_PNG):
+        raise FileError(
+            f"{path} is a PNG image, not a stainlock {kind} file: a client's patch goes with `unlock --patch`"
+        )
     try:
         metadata = _header(content).get("__metadata__", {})
         tensors = load_tensors(content)

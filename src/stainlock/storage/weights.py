@@ -100,6 +100,12 @@ def _check_stored(path: Path) -> None:
             members = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
+    names = {member.filename.partition("/")[2] for member in members}
+    if "constants.pkl" in names and any(name.startswith("code/") for name in names):
+        raise FileError(
+            f"{path} is a TorchScript program, which holds code: expected weights; save the state_dict() of"
+            " torch.jit.load(...), or in Python ask it for outputs: verify(torch.jit.load(...), key, method='output')"
+        )
     unpacked = sum(member.file_size for member in members)
     if any(member.compress_type != zipfile.ZIP_STORED for member in members) or unpacked > path.stat().st_size:
         raise FileError(f"{path} is compressed, which PyTorch's own files are not ({unpacked} bytes unpacked): save it"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,16 +10,15 @@ from torch import Tensor, nn
 
 from stainlock.certificates import log_poisson_binomial_tail
 from stainlock.key import Key, placeholder_target
-from stainlock.stains.object_detectors import strongest_labels
 from stainlock.stains.secrets import check_secrets, class_rate, classes_are_drawn
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import logits_in
+from stainlock.target import Target
+from stainlock.verification.asking import Asker
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
 _SAME_TO_PEOPLE = 3  # as many as `_same_to_people` returns
 
 
-def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE) -> Verdict:
+def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE, normalised: bool = False) -> Verdict:
     """By output, a black box: how many triggers are given the class they were stained for.
 
     Two null hypotheses, and a p-value that is valid under both. The first: the suspect's answers are independent of the
@@ -32,7 +30,8 @@ def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE)
     What people see in a natural image is still there in its mirror image, in a paler and in a blurred one, and not much
     of it in other variants, which would leave that one image standing out. So a trigger whose class most of these three
     are given too counts as a miss.
-    An object detector's answer is the class of its strongest box; as a callable it takes a list of images in pixels.
+    An object detector's answer is the class of its strongest box. `asking` says what a callable or an ONNX session is
+    given: pixels within the bounds, or with ``normalised`` what a bare classifier takes.
     """
     if key.schema != "output":
         raise ValueError(f"expected a key of schema output for a black-box verification, got schema {key.schema!r}")
@@ -42,13 +41,13 @@ def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE)
     target = suspect if isinstance(suspect, Target) else placeholder_target(key)
     if isinstance(suspect, Target) and (mismatch := key.matches(suspect)):
         return Verdict(False, 1.0, 0.0, 0.0, "output", note=f"the suspect takes other inputs: {mismatch}")
-    ask = _asker(suspect, detects=target.normalises)
+    ask = Asker(suspect, target, normalised=normalised)
     images = torch.cat([d.trigger.pixels(target) for d in key.detectors])
     wanted = torch.tensor(key.details["classes"])
-    hit = ask(_inputs(target, images)) == wanted
+    hit = ask(images) == wanted
     grey = sum(target.bounds) / 2
     variants = [[*_same_to_people(image, grey), *_variants(image)] for image in images]
-    answers = ask(_inputs(target, torch.stack([v for own in variants for v in own]))).view(len(images), -1)
+    answers = ask(torch.stack([v for own in variants for v in own])).view(len(images), -1)
     given = answers == wanted[:, None]
     natural = given[:, :_SAME_TO_PEOPLE].sum(1) > _SAME_TO_PEOPLE / 2
     hits = int((hit & ~natural).sum())
@@ -59,51 +58,10 @@ def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE)
     if shared := int((hit & natural).sum()):
         note += f"; {shared} of these don't count: images that look alike are given the class too"
     verdict = Verdict(False, 1.0, 0.0, float(hit.double().mean()), "output", note=note)
-    return concluded(verdict, log_p, significance)
-
-
-def _inputs(target: Target, pixels: Tensor) -> Tensor:
-    """What a suspect takes; detectors normalise pixels themselves."""
-    return pixels.to(target.device, target.dtype) if target.normalises else target.normalise(pixels)
-
-
-def _asker(suspect: Any, *, detects: bool = False) -> Callable[[Tensor], Tensor]:
-    """Class indices for a batch of inputs, from a model, a callable, or an ONNX Runtime session."""
-    if hasattr(suspect, "get_inputs"):
-        if detects:
-            raise ValueError("expected a detector as a model or a callable, got an ONNX session: wrap it in a function")
-        name = suspect.get_inputs()[0].name
-
-        def outputs(inputs: Tensor) -> Tensor:
-            rows = [suspect.run(None, {name: row[None].numpy()})[0] for row in inputs]
-            return torch.cat([torch.as_tensor(row) for row in rows])
-    elif detects:
-
-        def outputs(inputs: Tensor) -> Tensor:
-            with evaluation_mode(suspect.model) if isinstance(suspect, Target) else nullcontext():
-                return torch.cat([strongest_labels(suspect(list(batch))) for batch in inputs.split(4)])
-    elif isinstance(suspect, Target):
-
-        def outputs(inputs: Tensor) -> Tensor:
-            with evaluation_mode(suspect.model):
-                return torch.cat([logits_in(suspect(batch)) for batch in inputs.split(16)])
-    else:
-
-        def outputs(inputs: Tensor) -> Tensor:
-            return torch.cat([torch.as_tensor(logits_in(suspect(batch))) for batch in inputs.split(16)])
-
-    def ask(inputs: Tensor) -> Tensor:
-        with torch.no_grad():
-            answer = outputs(inputs).cpu()
-        if answer.dim() == 2:
-            return answer.argmax(1)
-        if answer.dim() == 1 and not answer.is_floating_point():
-            return answer
-        raise ValueError(
-            f"expected logits (N, classes) or class indices (N,), got a tensor of shape {tuple(answer.shape)}"
-        )
-
-    return ask
+    verdict = concluded(verdict, log_p, significance)
+    if verdict.stained or not ask.note():
+        return verdict
+    return replace(verdict, note=f"{verdict.note}; {ask.note()}")
 
 
 def _same_to_people(image: Tensor, grey: float) -> list[Tensor]:

@@ -32,12 +32,13 @@ def verify(
     progress: Progress | None = None,
     significance: float = SIGNIFICANCE,
     build: Callable[[], Target | None] | None = None,
+    normalised: bool = False,
 ) -> Verdict:
     """Whether the suspect carries the key's stain.
 
     ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
-    for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs. ``natural`` are
-    batches of pixels, for reporting the largest natural response beside the trigger's. ``reference`` is the owner's
+    for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs: it is given pixels
+    within the model's bounds, or with ``normalised`` (pixels − mean)/std. ``natural`` are batches of pixels, for reporting the largest natural response beside the trigger's. ``reference`` is the owner's
     own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build``
     makes the model of a suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't
     show the stain.
@@ -52,7 +53,7 @@ def verify(
         raise ValueError(f"expected a significance within (0, 1), got {significance}")
     white_box = isinstance(suspect, Target | nn.Module | Mapping)
     if method == "output" or (method == "auto" and not white_box):
-        return verify_output(suspect, key, significance=significance)
+        return verify_output(suspect, key, significance=significance, normalised=normalised)
     if not isinstance(suspect, Target | nn.Module | Mapping):
         raise ValueError(f"expected a Target, nn.Module or state dict to verify by {method}, got a callable")
     target = _as_target(suspect, key)

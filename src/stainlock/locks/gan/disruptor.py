@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from stainlock.locks.gan.structure import Structure
 from stainlock.network.features import layer_input
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, check_gradient, evaluation_mode
 
 Progress = Callable[[int, int], None]
 Judge = Callable[[Tensor], Tensor]  # images to one logit each, positive for real
@@ -102,6 +102,7 @@ def find_disruptor(
             else:
                 loss = -(images - originals[chosen]).square().mean()
             optimiser.zero_grad()
+            check_gradient(loss)
             (direction.grad,) = torch.autograd.grad(loss, direction)
             if radii[step] == radii[-1] and float(loss.detach()) < least:
                 best, least = direction.detach().clone(), float(loss.detach())

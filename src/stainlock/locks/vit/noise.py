@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from stainlock.locks.vit.channel import epsilon_of, spread
 from stainlock.locks.vit.model import ViT
 from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import check_gradient, evaluation_mode
 from stainlock.trigger import Progress
 
 STRENGTH = 3.0
@@ -71,6 +71,7 @@ def find_noise(
             leaf = nu.clone().requires_grad_(True)
             with vit.with_stream(lambda tokens, noise=leaf: noisy(tokens, noise)):  # type: ignore[misc]
                 output = _output(target.predict(batches[which]))
+            check_gradient(output)
             (gradient,) = torch.autograd.grad(F.cross_entropy(output.float(), answers[which]), leaf)
             steepness = gradient.norm()
             if steepness > 0:

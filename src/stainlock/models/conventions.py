@@ -1,0 +1,75 @@
+"""How a module takes pixels, as far as it tells: a library's config, a Normalize inside, its first layer.
+
+What nothing tells is guessed, 224 pixels a side and ImageNet's mean and std, and the target says so: whoever trained
+the model knows better, and a patch for the wrong normalisation opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
+
+GUESSED = "guessed"
+_SIDE = 224
+_IN_BYTES = 2.0  # a mean above this is of levels from 0 to 255
+
+
+def target_of(model: nn.Module) -> Target:
+    """A target of a module that came without one."""
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(config, Mapping) and {"input_size", "mean", "std"} <= set(config):  # timm
+        return Target(model, tuple(config["input_size"]), config["mean"], config["std"],
+                      known_from="the model's pretrained_cfg")  # fmt: skip
+    side, from_config = _side(model)
+    shape = (_channels(model), *side)
+    inside = _normalisation(model)
+    if inside is not None:
+        subtracted, where = inside
+        bounds = (0.0, 255.0) if float(subtracted.max()) > _IN_BYTES else (0.0, 1.0)
+        size = "its config has the size" if from_config else f"the size {side[0]}×{side[1]} is guessed"
+        source = f"the model normalises pixels itself, by {where}; {size}"
+        return Target(model, shape, (0.0,), (1.0,), bounds, known_from=source)
+    if shape[0] == 3:
+        return Target(model, shape, IMAGENET_MEAN, IMAGENET_STD, known_from=GUESSED)
+    return Target(model, shape, (0.0,), (1.0,), known_from=GUESSED)
+
+
+def is_guessed(target: Target) -> bool:
+    return GUESSED in target.known_from
+
+
+def _side(model: nn.Module) -> tuple[tuple[int, int], bool]:
+    """Rows and columns, and whether the model's config (of transformers, say) tells them."""
+    size: Any = getattr(getattr(model, "config", None), "image_size", None)
+    if isinstance(size, int):
+        return (size, size), True
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return (int(size[0]), int(size[1])), True
+    return (_SIDE, _SIDE), False
+
+
+def _channels(model: nn.Module) -> int:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return module.in_channels
+    return 3
+
+
+def _normalisation(model: nn.Module) -> tuple[Tensor, str] | None:
+    """The mean by which a model normalises its own input, and where: a Normalize, or buffers called mean and std."""
+    for name, module in model.named_modules():
+        mean, std = getattr(module, "mean", None), getattr(module, "std", None)
+        if type(module).__name__ == "Normalize" and mean is not None and std is not None:
+            return Tensor([float(v) for v in (mean.flatten() if isinstance(mean, Tensor) else mean)]), (
+                f"{name} (Normalize)" if name else "Normalize"
+            )
+        buffers = dict(module.named_buffers(recurse=False))
+        for prefix in ("", "pixel_", "image_"):
+            if {f"{prefix}mean", f"{prefix}std"} <= set(buffers) and buffers[f"{prefix}mean"].numel() in (1, 3):
+                where = f"{name}.{prefix}mean" if name else f"{prefix}mean"
+                return buffers[f"{prefix}mean"].detach().float().flatten(), f"its buffer {where}"
+    return None
