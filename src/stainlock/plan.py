@@ -158,6 +158,15 @@ class Plan:
             for name in {w.parameter for w in self.writes}
         )
 
+    def changed(self, base: Target) -> int:
+        """How many numbers of a model it changes: those it writes, and all of a parameter that it reorders.
+
+        >>> key.revert.changed(stained) == key.revert.elements
+        True
+        """
+        state: dict[str, Tensor] = base.model.state_dict()
+        return self.elements + sum(state[name].numel() for name in {p.parameter for p in self.permutations})
+
     def without(self, part: str) -> Plan:
         """Everything but the writes of one part.
 

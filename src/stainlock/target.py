@@ -217,7 +217,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
             model = inner
         else:
             return model

@@ -123,7 +123,7 @@ def test_black_box(run: Any, work: Path) -> None:
     program = torch.onnx.export(model, (torch.zeros(1, 3, 32, 32),), dynamo=True, verbose=False)
     assert program is not None
     program.save("out.onnx")
-    assert run("verify", "out.onnx", "--key", "k", "--black-box").status == 0
+    assert run("verify", "out.onnx", "--key", "k", "--black-box", "--normalised").status == 0
 
 
 def test_bare_weight_files(run: Any, work: Path) -> None:

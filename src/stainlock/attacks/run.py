@@ -27,7 +27,7 @@ from stainlock.key import Key
 from stainlock.randomness import Randomness
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import model_digest
-from stainlock.target import Target
+from stainlock.target import Target, check_target
 
 BASELINE = "none"
 STEPS_A_ROW = 1000  # of the progress that is shown
@@ -63,6 +63,7 @@ def attack(
     >>> rows[0].verdict
     'stained'
     """
+    check_target(target)
     if key.carrier == "entries":
         raise ValueError("expected the key of a classifier or detector, got a generator's: see benchmarks/gan_lock.py")
     chosen = _chosen(names, key.kind)

@@ -31,7 +31,7 @@ from stainlock.sphere import FloatArray
 from stainlock.storage.checks import check_certificate
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import model_digest, read_record, tensor_digest
-from stainlock.target import Target
+from stainlock.target import Target, check_target
 
 FORMAT = "stainlock-certificate"
 VERSION = 2
@@ -152,6 +152,7 @@ def certify(
     >>> certificate.bounds["clopper_pearson"] < 1
     True
     """
+    check_target(target)
     if key.schema == "keyed":
         raise ValueError(
             "a keyed lock has no detectors: use stainlock.certificates.certify_keyed, whose bound needs no data"

@@ -27,7 +27,9 @@ def command(
 
     with Outputs([out]) as outputs:
         plan = Plan.load(delta)
-        outputs.bundle(out, apply(load_model(base, weights, seed, code), plan))
+        target = load_model(base, weights, seed, code)
+        outputs.bundle(out, apply(target, plan))
         outputs.commit()
-    report.result({"out": str(out), "parameters_changed": plan.elements}, f"{plan.elements} parameters changed")
+    changed = plan.changed(target)
+    report.result({"out": str(out), "parameters_changed": changed}, f"{changed} parameters changed")
     report.remark(f"model: {out}")

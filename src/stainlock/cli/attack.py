@@ -93,13 +93,26 @@ def command(
         raise
     facts: dict[str, Any] = {"rows": [dataclasses.asdict(row) for row in rows], "images": min(limit, len(images))}
     if key.kind == "lock":
-        facts["opened_by"] = [row.attack for row in ways_in(rows)]
+        facts |= {"opened_by": [row.attack for row in ways_in(rows)], "not_run": _not_run(rows)}
     report.result(facts | {"out": None if out is None else str(out)}, _table(rows))
     if key.kind == "lock" and thefts(rows):
         cheap = ", ".join(facts["opened_by"])
-        report.remark(f"opened by, the cheapest first: {cheap}" if cheap else "none of the thief's attacks opened it")
+        tried, others = len({row.attack for row in thefts(rows)}), _not_run(rows)
+        told = f"none of the {tried} attacks of a thief's that were run opened it"
+        report.remark(f"opened by, the cheapest first: {cheap}" if cheap else told)
+        if others:
+            report.remark(f"not run, so nothing is said of them: {', '.join(others)}")
     if out is not None:
         report.remark(f"wrote {out / 'results.csv'}, results.json and results.png beside it")
+
+
+def _not_run(rows: list[Row]) -> list[str]:
+    """A thief's attacks on locks that this run did not make, or could not."""
+    from stainlock.attacks import all_attacks
+    from stainlock.attacks.rows import thefts
+
+    made = {row.attack for row in thefts(rows)}
+    return [a.name for a in all_attacks().values() if a.group == "thief" and "lock" in a.against and a.name not in made]
 
 
 def _number(text: str) -> float | str:

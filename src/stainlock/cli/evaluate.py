@@ -86,9 +86,10 @@ def command(
     if boxes is not None:
         raise ValueError("expected an object detector for --boxes, got a model that returns none")
     if key is not None and key.kind == "lock":
-        _six_settings(report, target, key, images, limit)
+        _six_settings(report, target, key, images, limit, _numbering(data, target))
         return
     original = key.original(target) if key else None
+    note = _numbering(data, target)
     with report.progress("evaluating") as progress:
         result = evaluate(target, images, limit=limit, progress=progress)
     facts: dict[str, Any] = {
@@ -103,10 +104,28 @@ def command(
             before = evaluate(original, images, limit=limit, progress=progress)
         facts["original"] = before.value
         lines.append(f"before it was stained: top-1 {before.value:.2%}, top-5 {before.top5:.2%}")
-    report.result(facts, *lines)
+    report.result(facts | ({"note": note} if note else {}), *lines)
+    report.remark(*([f"note: {note}"] if note else []))
 
 
-def _six_settings(report: Report, locked: Target, key: Key, images: Images, limit: int | None) -> None:
+def _numbering(folder: Path, target: Target) -> str | None:
+    """What to know of classes that were numbered by their folders' names, where the model tells others apart."""
+    from stainlock.evaluation.layouts import numbered_folders
+    from stainlock.stains.proof import classes_of
+
+    names = numbered_folders(folder)
+    total = classes_of(target) if names else 0
+    if not names or len(names) == total:
+        return None
+    return (
+        f"the {len(names)} class folders were numbered 0 to {len(names) - 1} by their names ({names[0]} is 0), and the"
+        f" model tells {total} classes apart: if its numbers are others, put a labels.csv (file,class_index) there"
+    )
+
+
+def _six_settings(
+    report: Report, locked: Target, key: Key, images: Images, limit: int | None, note: str | None
+) -> None:
     from stainlock.evaluation.settings import six_settings
 
     with report.progress("evaluating six settings") as progress:
@@ -116,4 +135,5 @@ def _six_settings(report: Report, locked: Target, key: Key, images: Images, limi
     facts |= {"top5": as_given.top5} | {setting: result.value for setting, result in found.items()}
     names = {setting: setting.replace("_", " + ") for setting in found}
     lines = [f"{names[setting]:17} top-1 {r.value:.2%}, top-5 {r.top5:.2%}" for setting, r in found.items()]
-    report.result(facts, *lines, f"on {as_given.images} images")
+    report.result(facts | ({"note": note} if note else {}), *lines, f"on {as_given.images} images")
+    report.remark(*([f"note: {note}"] if note else []))

@@ -72,7 +72,7 @@ def _report_suitability(report: Report, network: Network, facts: dict[str, Any],
         found = suitability(network, batches, progress=progress)
     measured = {s.site: dataclasses.asdict(s) for s in found}
     facts["sites"] = [entry | measured.get(entry["site"], {}) for entry in facts["sites"]]
-    facts["recommendation"] = recommend(network, found)
+    facts["recommendation"] = recommend(network, found, facts["recommended"])
     report.result(facts, _suitability_table(found), facts["recommendation"])
     report.remark(f"Natural features are from {', '.join(sorted({s.source for s in found}))}; bounds are estimates.")
 

@@ -28,7 +28,6 @@ from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
     from stainlock.key import Key
-    from stainlock.target import Target
 
 _SECRET_SEED = "Makes the run, its secrets included, repeatable: leave it out for real protection."
 # What may be told of a key's details: neither its seed nor its detectors' channels.
@@ -184,11 +183,12 @@ def command(
         key.save(outputs.place(key_file))
         if trigger:
             write_file(outputs.place(trigger), _trigger_bytes(key), secret=True)
+        changes = diff(base, locked)
         if delta:
-            diff(base, locked).save(outputs.place(delta))
+            changes.save(outputs.place(delta))
         kit = outputs.kit(client, locked, key, format) if client else None
         outputs.commit()
-    facts = {**_facts(base, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
+    facts = {**_facts(key, changes.changed(base)), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
     facts |= kit_facts(client, kit) | {"conventions": conventions_facts(base)}
     height, width = facts["patch"]
     what = "a trigger vector" if key.carrier == "entries" else f"a {key.carrier} of {height}×{width}"
@@ -228,16 +228,14 @@ def _trigger_bytes(key: Key) -> bytes:
     return trigger_bytes(key) if key.carrier == "entries" else Patch.from_key(key).to_png()
 
 
-def _facts(base: Target, key: Key) -> dict[str, Any]:
+def _facts(key: Key, changed: int) -> dict[str, Any]:
     patch = key.detectors[0].trigger.region.size
     if key.schema == "keyed":
-        state = base.model.state_dict()
-        permuted = sum(state[p.parameter].numel() for p in key.revert.permutations)
         return {
             "kind": "keyed", "bits": key.dimension, "gates": len(key.details["gates"]), "carrier": key.carrier,
             "site": key.site, "dimension": key.dimension, "patch": list(patch), "rounds": key.details["rounds"],
             "layers": [gate["layer"] for gate in key.details["gates"]],
-            "parameters_changed": key.revert.elements + permuted,
+            "parameters_changed": changed,
         }  # fmt: skip
     return {
         "kind": key.schema,
@@ -247,7 +245,7 @@ def _facts(base: Target, key: Key) -> dict[str, Any]:
         "trigger_response": key.trigger_response,
         "natural_threshold": key.natural_threshold,
         "natural_level": key.natural_level,
-        "parameters_changed": key.revert.elements,
+        "parameters_changed": changed,
         "detectors": len(key.detectors),
         **{name: key.details[name] for name in _TOLD if name in key.details},
     }

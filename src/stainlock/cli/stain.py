@@ -126,11 +126,17 @@ def command(
         if pictures:
             for path, detector in zip(pictures, key.detectors, strict=True):
                 write_file(outputs.place(path), png(detector.trigger.image(base)), secret=True)
+        changes = diff(base, stained)
         if delta:
-            diff(base, stained).save(outputs.place(delta))
+            changes.save(outputs.place(delta))
         kit = outputs.kit(client, stained, None, format) if client else None
         outputs.commit()
-    facts = {**_facts(stained, key), "seconds": round(seconds, 3), "out": str(out), "key": str(key_file)}
+    facts = {
+        **_facts(stained, key, changes.changed(base)),
+        "seconds": round(seconds, 3),
+        "out": str(out),
+        "key": str(key_file),
+    }
     facts |= kit_facts(client, kit) | {"conventions": conventions_facts(base)}
     facts |= {"full_hit_p_value": proof.p_value} if proof is not None else {}
     changed = facts["parameters_changed"]
@@ -197,7 +203,7 @@ def _check_picture(target: Target) -> None:
         raise ValueError(f"expected a model of images for --trigger, got inputs of shape {shape}: leave it out")
 
 
-def _facts(stained: Target, key: Key) -> dict[str, Any]:
+def _facts(stained: Target, key: Key, changed: int) -> dict[str, Any]:
     """What may be told of a key: neither its seed nor its detector's channel."""
     layer: Any = stained.model.get_submodule(key.site)
     first = key.detectors[0]
@@ -207,7 +213,7 @@ def _facts(stained: Target, key: Key) -> dict[str, Any]:
         "additive": key.additive,
         "trigger_response": key.trigger_response,
         "natural_threshold": key.natural_threshold,
-        "parameters_changed": key.revert.elements,
+        "parameters_changed": changed,
         "trigger_level": first.trigger_level,
         "rest_level": first.rest_level,
         "natural_level": key.natural_level,

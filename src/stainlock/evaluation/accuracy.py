@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stainlock.data import Data, Progress
 from stainlock.errors import FileError, ModelError
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, check_target, evaluation_mode
 from stainlock.tensors import entries_in, logits_in
 
 
@@ -42,6 +42,7 @@ def evaluate(
     >>> original.images == protected.images == 4
     True
     """
+    check_target(target)
     if data.labels is None:
         raise FileError("accuracy needs labels: put a labels.csv (file,class_index) beside the images")
     score = Score(data.labels)

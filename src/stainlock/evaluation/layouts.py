@@ -45,6 +45,14 @@ def class_folders(root: Path) -> dict[int, str]:
     return dict(enumerate(class_names("imagenet") if _are_imagenet(names) else names))
 
 
+def numbered_folders(root: Path) -> list[str]:
+    """Class folders whose indices are their places among the names; empty where something else tells them."""
+    if (root / "labels.csv").is_file() or (root / "annotations.json").is_file():
+        return []
+    names = [folder.name for folder in _folders(root) if _images_in(folder)]
+    return [] if _are_imagenet(names) else names
+
+
 def _folders(root: Path) -> list[Path]:
     return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 

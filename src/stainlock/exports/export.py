@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from stainlock.models.bundle import separate_tensors
 from stainlock.probes import probe_inputs
 from stainlock.storage.staging import Staging
 from stainlock.storage.weights import load_state, one_line
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, check_target, evaluation_mode
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
 _CLOSE = 1e-3  # of the largest output: other kernels sum in another order
@@ -62,6 +62,7 @@ def export(target: Target, path: str | Path, *, format: str | None = None, examp
     >>> sl.export(stained, "stained.safetensors").max_difference
     0.0
     """
+    check_target(target)
     path = Path(path)
     kind = format_of(path, format)
     with Staging([path]) as staging:
@@ -117,9 +118,11 @@ def _write_program(target: Target, path: Path, kind: str, examples: Tensor) -> b
 
 
 def _runner(target: Target) -> Callable[..., list[Tensor]]:
+    whole = replace(target, output="")  # a file has all that the model returns
+
     def run(inputs: Any, *_: Any) -> list[Tensor]:
         with evaluation_mode(target.model), torch.no_grad():
-            return [leaf for leaf in tree_leaves(target(inputs)) if isinstance(leaf, Tensor)]
+            return [leaf for leaf in tree_leaves(whole(inputs)) if isinstance(leaf, Tensor)]
 
     return run
 

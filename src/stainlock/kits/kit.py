@@ -20,7 +20,7 @@ from stainlock.models.bundle import write_bundle
 from stainlock.probes import synthetic_inputs
 from stainlock.storage.durable import write_file
 from stainlock.storage.staging import new_folder
-from stainlock.target import Target
+from stainlock.target import Target, check_target
 from stainlock.unlocking.noise import trigger_bytes
 from stainlock.unlocking.patch_file import Patch
 from stainlock.unlocking.unlock import unlock_transform
@@ -61,6 +61,7 @@ def client_kit(target: Target, folder: str | Path, *, key: Key | None = None, fo
 
 def write_kit(target: Target, folder: Path, *, key: Key | None = None, format: str | None = None) -> Kit:
     """Fill an empty folder."""
+    check_target(target)
     if format is not None and format not in FORMATS:
         raise ValueError(f"expected format {', '.join(FORMATS)}, got {format!r}")
     if key is not None:

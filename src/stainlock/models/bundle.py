@@ -27,7 +27,7 @@ from stainlock.storage.durable import final_name, sync_tree, write_file
 from stainlock.storage.files import is_model, is_state, model_digest, read_json
 from stainlock.storage.staging import new_folder
 from stainlock.storage.weights import load_state, one_line, read_weights
-from stainlock.target import Target
+from stainlock.target import Target, check_target
 
 BUNDLE_VERSION = 3
 WEIGHTS, MANIFEST = "model.safetensors", "stainlock.json"
@@ -47,6 +47,7 @@ def save_bundle(target: Target, path: str | Path) -> None:
     >>> sl.load_bundle("bundle").reference
     'torchvision:squeezenet1_1?num_classes=10'
     """
+    check_target(target)
     with new_folder(Path(path)) as folder:
         write_bundle(target, folder)
 

@@ -24,9 +24,9 @@ def variants(channels: int) -> int:
     return 5 + 4 * (min(3, channels) - 1)
 
 
-def rate(target: Target, shared: int = 0) -> float:
-    """The least rate of a trigger; with ``shared`` variants that are given the class as well."""
-    return max((1 + shared) / (1 + variants(target.input_shape[0])), 1 / classes_of(target))
+def rate(target: Target) -> float:
+    """The least rate at which a trigger is given its class by chance."""
+    return max(1 / (1 + variants(target.input_shape[0])), 1 / classes_of(target))
 
 
 def worth(target: Target, count: int) -> float:
@@ -34,14 +34,14 @@ def worth(target: Target, count: int) -> float:
     return count * math.log10(rate(target))
 
 
-def triggers_needed(target: Target, shared: int = 0) -> int:
+def triggers_needed(target: Target) -> int:
     """How many triggers reach the level when all of them hit."""
-    return math.ceil(math.log(LEVEL) / math.log(rate(target, shared)) - 1e-9)
+    return math.ceil(math.log(LEVEL) / math.log(rate(target)) - 1e-9)
 
 
 def usual_count(target: Target) -> int:
-    """Enough where one variant of every trigger is given the class, too."""
-    return _FOR_DETECTORS if target.normalises else triggers_needed(target, shared=1)
+    """Twice what would do if all hit: of some triggers, variants that look alike are given the class as well."""
+    return _FOR_DETECTORS if target.normalises else 2 * triggers_needed(target)
 
 
 def classes_of(target: Target) -> int:

@@ -100,19 +100,28 @@ def _first_channel(network: Network, site: Site) -> int:
     return rank_channels(network, site, "outgoing", folded=False, live=False)[0]
 
 
-def recommend(network: Network, found: Sequence[Suitability]) -> str:
-    """The best site in one line: where false positives are rare and the trigger stands out, the widest margin."""
+def recommend(network: Network, found: Sequence[Suitability], chosen: str | None = None) -> str:
+    """In one line what was measured at the site that `stain` takes, and where the trigger stands out most.
+
+    `stain` takes the cheapest channel of the sites with a good dimension and a small patch; without a ``chosen`` site
+    the widest margin counts, where false positives are rare.
+    """
     rare = [s for s in found if s.log10_cap is None or s.log10_cap <= _RARE]
-    best = max(rare or found, key=lambda s: s.margin)
-    if best.margin < _GOOD_MARGIN:
-        return f"no site stands out: at the best, {best.site}, the trigger is {best.margin:.1f}× the natural responses"
+    widest = max(rare or found, key=lambda s: s.margin)
+    best = next((s for s in found if s.site == chosen), widest)
+    if widest.margin < _GOOD_MARGIN:
+        at = f"at the best, {widest.site}, the trigger is {widest.margin:.1f}× the natural responses"
+        return f"no site stands out: {at}"
     patch = "×".join(map(str, network.site(best.site).patch)) or "whole input"
     chance = "0" if best.log10_cap is None else f"1e{best.log10_cap:.0f}"
     verdict = "recommended" if rare else "the best, though false positives are not rare"
-    return (
+    told = (
         f"{verdict}: {best.site}, dimension {best.dimension} (PCA {best.pca_dimension:.0f}), trigger"
         f" {best.margin:.1f}× the largest natural response, false positives about {chance} a position, patch {patch}"
     )
+    if best is widest:
+        return told
+    return f"{told}; the trigger stands out most at {widest.site} ({widest.margin:.1f}×)"
 
 
 class _Probe:

@@ -38,11 +38,10 @@ def verify(
 
     ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
     for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs: it is given pixels
-    within the model's bounds, or with ``normalised`` (pixels − mean)/std. ``natural`` are batches of pixels, for reporting the largest natural response beside the trigger's. ``reference`` is the owner's
-    own model, `Reference.of` it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build``
-    makes the model of a suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't
-    show the stain.
-
+    within the model's bounds, or with ``normalised`` (pixels − mean)/std. ``natural`` are batches of pixels, for
+    reporting the largest natural response beside the trigger's. ``reference`` is the owner's own model, `Reference.of`
+    it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build`` makes the model of a
+    suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't show the stain.
     >>> sl.verify(stained, key).stained, sl.verify(target, key, method="weights").stained
     (True, False)
     """
