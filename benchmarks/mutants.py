@@ -2,35 +2,49 @@
 
 ``make mutants``, or ``python benchmarks/mutants.py``, copies the package to a temporary folder, makes one change of
 `mutant_list.MUTANTS` there, runs the tests named with it, and goes on to the next. A mutant is caught if one of them
-fails, or if they don't end within five minutes. First all of these tests must pass on the package as it
-is. A snippet that is not in its file exactly once is an error, so that the list stays true to the code. The exit
-status is 1 where less than 95 % are caught. ``--only`` takes mutants whose file or snippet contains a word.
+fails, or if they don't end within five minutes. At the end the tests that failed must pass on the package as it is. A
+snippet that is not in its file exactly once is an error, so that the list stays true to the code. The exit status is 1
+where less than 95 % are caught. ``--only`` takes mutants whose file or snippet contains a word.
+
+What came of each is kept in ``.mutants.json``: as long as neither the package nor a test changes nothing is run again,
+and afterwards the test that failed last time is tried first.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
+import PIL.Image
 import pytest
-import scipy.special
+import safetensors.torch
+import scipy.optimize
+import scipy.stats
 import torch
+import torch._dynamo
 
 from mutant_list import MUTANTS, Mutant
 
-LOADED = (numpy, scipy.special, torch)  # once, for every process forked below
+# Once, for every process forked below: what takes long to load, and is not ours.
+LOADED = (numpy, PIL.Image, safetensors.torch, scipy.optimize, scipy.stats, torch._dynamo)
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "stainlock"
 GOAL = 0.95
+_BROKEN = 70  # exit status where pytest itself breaks, which catches nothing
 SECONDS = 300  # more than the tests of any mutant take; a mutant that hangs was noticed
 
 
@@ -62,44 +76,85 @@ def _pytest(source: Path, tests: Sequence[str], log: Path) -> None:
         import stainlock
 
         assert Path(stainlock.__file__).parent.parent == source, f"another stainlock is imported: {stainlock.__file__}"
-        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        status = int(pytest.main([*options, *tests]))
+        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"]
+        try:
+            status = int(pytest.main([*options, *tests]))
+        except BaseException:
+            traceback.print_exc()
+            status = _BROKEN
     os._exit(status)
 
 
-def survives(mutant: Mutant, folder: Path) -> bool:
-    """Whether all tests pass with the change; folder/src has the package."""
+def failing_test(mutant: Mutant, folder: Path, guess: str | None) -> str | None:
+    """The test that fails with the change, the guess first; None where all pass. folder/src has the package."""
     path = folder / "src" / "stainlock" / mutant.file
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole.replace(mutant.snippet, mutant.change), encoding="utf-8")
     try:
-        status = run_tests(folder / "src", mutant.tests, folder / "log")
+        status = run_tests(folder / "src", [guess], folder / "log") if guess else 0
+        if status in (0, 4):  # 4: there is no such test any more
+            status = run_tests(folder / "src", mutant.tests, folder / "log")
     finally:
         path.write_text(whole, encoding="utf-8")
+    text = (folder / "log").read_text(encoding="utf-8")
     if status not in (0, 1, 2, None):  # 1: a test failed; 2: a module can't be imported with the change
-        raise RuntimeError(f"pytest ended with {status} for {mutant.file}:\n{(folder / 'log').read_text()[-2000:]}")
-    return status == 0
+        raise RuntimeError(f"pytest ended with {status} for {mutant.file}:\n{text[-2000:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+\.py(?:::[^\[\s]+)?)", text, re.MULTILINE)
+    if status in (1, 2) and failed is None:
+        raise RuntimeError(f"no test failed, and pytest did, for {mutant.file}:\n{text[-2000:]}")
+    return None if status == 0 else failed[1] if failed else mutant.tests[0]
+
+
+@dataclass
+class Known:
+    """What came of mutants in earlier runs: the test that failed, or None; and of which code."""
+
+    path: Path
+    code: str
+    results: dict[str, str | None]
+    hints: dict[str, str | None]
+
+    @staticmethod
+    def load(path: Path) -> Known:
+        digest = hashlib.sha256()
+        for file in sorted([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *ROOT.glob("benchmarks/*.py")]):
+            digest.update(file.relative_to(ROOT).as_posix().encode() + b"|" + file.read_bytes())
+        kept = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"code": "", "results": {}, "hints": {}}
+        )
+        same = kept["code"] == digest.hexdigest()
+        return Known(path, digest.hexdigest(), kept["results"] if same else {}, kept["hints"])
+
+    def add(self, mutant: Mutant, test: str | None) -> None:
+        self.results[self.name(mutant)] = self.hints[self.name(mutant)] = test
+        kept = {"code": self.code, "results": self.results, "hints": self.hints}
+        self.path.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+    @staticmethod
+    def name(mutant: Mutant) -> str:
+        return f"{mutant.file}|{mutant.snippet}|{mutant.change}"
 
 
 def run(mutants: Sequence[Mutant]) -> tuple[int, list[Mutant]]:
     """How many mutants were caught, and those that were not."""
     if wrong := misplaced(mutants):
         raise ValueError("\n".join(wrong))
-    survivors = []
+    survivors, known = [], Known.load(ROOT / ".mutants.json")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(PACKAGE, folder / "src" / "stainlock", ignore=shutil.ignore_patterns("__pycache__"))
-        every = sorted({test for mutant in mutants for test in mutant.tests})
-        status = run_tests(folder / "src", every, folder / "log", seconds=None)
-        if status != 0:
-            raise RuntimeError("the tests fail without any change:\n" + (folder / "log").read_text()[-3000:])
         for mutant in mutants:
-            start = time.perf_counter()
-            survived = survives(mutant, folder)
-            survivors += [mutant] if survived else []
-            word = "SURVIVED" if survived else "caught"
+            start, name = time.perf_counter(), Known.name(mutant)
+            if name not in known.results:
+                known.add(mutant, failing_test(mutant, folder, known.hints.get(name)))
+            test = known.results[name]
+            survivors += [mutant] if test is None else []
+            word = "SURVIVED" if test is None else "caught"
             first = mutant.snippet.strip().splitlines()[0]
             print(f"{word:9}{time.perf_counter() - start:5.0f} s  {mutant.file}: {first}", flush=True)
+        every = sorted({test for mutant in mutants if (test := known.results[Known.name(mutant)])})
+        if every and run_tests(folder / "src", every, folder / "log", seconds=None) != 0:
+            raise RuntimeError("the tests fail without any change:\n" + (folder / "log").read_text()[-3000:])
     return len(mutants) - len(survivors), survivors
 
 
