@@ -4,11 +4,12 @@ The others are a spread-spectrum watermark (TATTOOED's method) and one that is t
 written here from their papers; `peers_spread_spectrum.py` and `peers_uchida.py` say what they leave out. Prints, as
 markdown, what each costs, and after each attack whether it is found, and the model's accuracy. All are judged alike:
 found means p ≤ 1e−6, p being that of `verify` for a stain and the binomial tail of matching bits for the others, whose
-messages are random. All are looked for with their key alone: an owner who first matches a suspect's channels with those
-of a model he kept may find more of each. Owner and thief have 2000 training images each; accuracy is measured on 500
-test images. A second table has more stains, where one draw says little: after a permutation responses decide. Exit
-status 1 if a goal is missed: a replacing stain is found after each attack, a stain costs at most 0.5 points, and no
-mark is found in the original. Additive stains have no such goal: their rows are what they are.
+messages are random. The others are looked for with their key alone, stains with the key and the owner's own model
+(``verify --base``): an owner who first matches a suspect's channels with those of a model he kept may find more of the
+others too. Owner and thief have 2000 training images each; accuracy is measured on 500 test images. A second table has
+more stains: after a permutation of everything responses decide. Exit status 1 if a goal is missed: a replacing stain is
+found after each attack, a stain costs at most 0.5 points, and no mark is found in the original. Additive stains have no
+such goal: their rows are what they are.
 """
 
 from __future__ import annotations

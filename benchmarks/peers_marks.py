@@ -1,4 +1,4 @@
-"""The marks of `peers.py`, each in a copy of one model, and how each is looked for: with its key alone."""
+"""The marks of `peers.py`, each in a copy of one model, and how each is looked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 import peers_spread_spectrum
 import peers_uchida
 from stainlock import Key, Target, stain, verify
-from stainlock.verification import SIGNIFICANCE
+from stainlock.verification import SIGNIFICANCE, Reference
 
 TEXT = "A. N. Owner, 2026"
 Bits = NDArray[np.uint8]
@@ -56,9 +56,10 @@ def stained(target: Target, seed: int, *, additive: bool) -> Marked:
     """A stain of ours: one that replaces a channel can carry a text, one that is added to a channel none."""
     how: dict[str, Any] = {"additive": True} if additive else {"schema": "weight", "message": TEXT}
     (marked, key), seconds = _timed(lambda: stain(target, seed=seed, **how))
+    reference = Reference.of(target, key, decoys=0)
 
     def look(suspect: Target) -> Found:
-        verdict = verify(suspect, key)
+        verdict = verify(suspect, key, reference=reference)
         text = "" if additive else ", text read" if verdict.message == TEXT else ", text not read"
         return Found(verdict.log10_p_value, f"by {verdict.method}{text}")
 

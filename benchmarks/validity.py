@@ -1,10 +1,11 @@
 """Whether p-values are honest: random keys on models that were never stained, for every method, reduction and schema.
 
 Under the null hypothesis P(p ≤ α) must be at most α. ``python benchmarks/validity.py`` draws keys of every kind by
-seed, with triggers found in the unstained model as an owner would find them, verifies with each, and prints how often
-p ≤ α with a 95 % Clopper–Pearson interval. A row fails, and the exit status is 1, where a one-sided 99.99 % interval
-lies above α. ``--keys`` is how many keys a row has by response and by output, ``--by-weights`` how many it has by
-weights, where a key takes a millisecond; ``--only`` takes rows whose name contains a word.
+seed, verifies with each, and prints how often p ≤ α with a 95 % Clopper–Pearson interval. Where triggers count, by
+output and for messages in activations, they are found in the unstained model as an owner would find them. A row fails,
+and the exit status is 1, where a one-sided 99.99 % interval lies above α. ``--keys`` is how many keys a row has where
+triggers count, ``--by-response`` and ``--by-weights`` how many it has else; ``--only`` takes rows whose name contains a
+word.
 
 Trained models come from the zoo, and are left out, with the reason, where their weights are not there.
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,7 +37,7 @@ from stainlock.randomness import Randomness
 from stainlock.stains.detector import present_row
 from stainlock.stains.secrets import draw_classes, draw_vector, message_vector
 from stainlock.trigger import Trigger, find_triggers
-from stainlock.verification import Reference
+from stainlock.verification import Reference, response
 
 LEVELS = (0.1, 0.01, 1e-3, 1e-4)
 CONFIDENCE, REFUTED = 0.95, 0.9999
@@ -54,14 +56,19 @@ class Case:
     schema: str = "none"
     additive: bool = False
     count: int = 1
-    decoys: int | None = None
+    reference: bool = False  # whether the owner's own model is at hand
 
     @property
     def name(self) -> str:
         words = [self.model, self.method, self.schema if self.schema != "none" else "plain"]
         words += ["additive"] * self.additive + [f"{self.count} detectors"] * (self.count > 1)
-        words += [self.reduction] * (self.method != "weights")
+        words += [self.reduction] * (self.method == "output" or self.schema == "activation")
+        words += ["with reference"] * self.reference
         return " ".join(words)
+
+    @property
+    def needs_triggers(self) -> bool:
+        return self.method == "output" or self.schema == "activation"
 
 
 RESNET, SMALL, MLP, TOKENS = (
@@ -76,17 +83,20 @@ CASES = (
         for place in (RESNET, MLP)
         for kind in ({}, {"additive": True}, {"count": 4}, {"schema": "weight"})
     ),
-    *(Case(*SMALL, "response", reduction) for reduction in ("position", "mean", "maximum")),
-    *(Case(*SMALL, "response", reduction, additive=True) for reduction in ("position", "mean", "maximum")),
-    *(Case(*SMALL, "response", schema=schema) for schema in ("weight", "activation")),
-    Case(*SMALL, "response", count=4),
-    Case(*SMALL, "auto", "maximum"),
-    *(Case(*MLP, "response", additive=additive) for additive in (False, True)),
-    *(Case(*TOKENS, "response", reduction) for reduction in ("position", "mean", "maximum")),
+    *(
+        Case(*place, method, reference=reference, **kind)
+        for place in (SMALL, MLP)
+        for reference in (False, True)
+        for method, kind in (
+            ("response", {}), ("response", {"additive": True}), ("response", {"count": 4}),
+            ("response", {"schema": "weight"}), ("auto", {}),
+        )
+    ),
+    *(Case(*SMALL, "response", reduction, schema="activation") for reduction in ("position", "mean", "maximum")),
+    *(Case(*place, "response", reference=reference) for place in (TOKENS, RESNET) for reference in (False, True)),
     *(Case(*SMALL, "output", schema="output", count=count) for count in (4, 16)),
     Case(*RESNET, "output", schema="output", count=8),
-    *(Case(*RESNET, "response", reduction) for reduction in ("position", "mean", "maximum")),
-)
+)  # fmt: skip
 
 
 @cache
@@ -124,7 +134,7 @@ def random_keys(case: Case, count: int) -> Iterator[sl.Key]:
     vectors = [_vectors(case, seed, site.dimension, row) for seed in seeds]
     reduction: Any = key.reduction
     triggers = iter([Trigger(torch.zeros(0), Region((), ()), 1.0)] * (count * case.count))
-    if case.method != "weights":
+    if case.needs_triggers:
         triggers = iter(
             find_triggers(
                 target, site, torch.cat(vectors), generator=Randomness(FIRST_SEED).noise("validity"),
@@ -146,14 +156,18 @@ def _vectors(case: Case, seed: int, dimension: int, row: torch.Tensor | None) ->
 
 
 def p_values(case: Case, count: int) -> NDArray[np.float64]:
-    """What `verify` says of the unstained model, for so many random keys. Decoys are found once for all of them."""
+    """What `verify` says of the unstained model, for so many random keys.
+
+    The rows that explain its responses don't depend on them, and are computed once.
+    """
     target, method = model_of(case.model), case.method
     suspect: Any = target.model.state_dict() if method == "weights" else target
     reference, found = None, []
-    for key in random_keys(case, count):
-        if method in ("response", "auto") and reference is None:
-            reference = Reference.of(target, key, decoys=case.decoys)
-        found.append(sl.verify(suspect, key, method=method, reference=reference).p_value)  # type: ignore[arg-type]
+    with patch.object(response, "rows_of", cache(response.rows_of)):
+        for key in random_keys(case, count):
+            if case.reference and reference is None:
+                reference = Reference.of(target, key, decoys=0)
+            found.append(sl.verify(suspect, key, method=method, reference=reference).p_value)  # type: ignore[arg-type]
     return np.array(found)
 
 
@@ -182,7 +196,7 @@ def line(case: Case, found: NDArray[np.float64]) -> str:
     return f"| {case.name} | {len(found)} | {' | '.join(cells)} | {found.min():.1g} | {verdict} |"
 
 
-def run(cases: list[Case], keys: int, by_weights: int) -> list[Case]:
+def run(cases: list[Case], keys: int, by_response: int, by_weights: int) -> list[Case]:
     """Print the table; the cases that fail."""
     levels = " | ".join(f"P(p ≤ {level:g})" for level in LEVELS)
     print(f"| case | keys | {levels} | smallest p | |\n|---|--:|{'--:|' * (len(LEVELS) + 1)}---|", flush=True)
@@ -192,7 +206,8 @@ def run(cases: list[Case], keys: int, by_weights: int) -> list[Case]:
             print(f"| {case.name} | 0 | left out: {reason} |")
             continue
         start = time.perf_counter()
-        found = p_values(case, by_weights if case.method == "weights" else keys)
+        count = keys if case.needs_triggers else by_weights if case.method == "weights" else by_response
+        found = p_values(case, count)
         print(line(case, found), flush=True)
         print(f"{time.perf_counter() - start:6.1f} s  {case.name}", file=sys.stderr, flush=True)
         failed += [case] if refuted(found) else []
@@ -201,13 +216,14 @@ def run(cases: list[Case], keys: int, by_weights: int) -> list[Case]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=40, help="random keys a row by response and by output")
+    parser.add_argument("--keys", type=int, default=40, help="random keys a row where triggers are searched for")
+    parser.add_argument("--by-response", type=int, default=400, metavar="KEYS", help="random keys a row by response")
     parser.add_argument("--by-weights", type=int, default=2000, metavar="KEYS", help="random keys a row by weights")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="rows whose name contains each of these words")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = [case for case in CASES if all(word in case.name for word in options.only or [])]
-    failed = run(cases, options.keys, options.by_weights)
+    failed = run(cases, options.keys, options.by_response, options.by_weights)
     print(f"{len(cases)} rows, {len(failed)} fail" + "".join(f"\n- {case.name}" for case in failed))
     return 1 if failed or not cases else 0
 

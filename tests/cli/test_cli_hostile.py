@@ -100,6 +100,24 @@ def test_code_runs_if_the_user_names_it_or_trusts_it(run: Any, marker: Path, wor
     assert any(str(place.resolve()) in line for place in work.rglob("e*.py"))
 
 
+def test_ones_own_model_explains_a_suspects_responses(run: Any, work: Path) -> None:
+    found = run(
+        "verify", "stained", "--model", BASE, "--key", "owner.key", "--base", BASE, "--method", "response", "--json"
+    )
+    assert (found.status, found.facts["verdict"], found.facts["method"]) == (0, "stained", "response"), found.stderr
+    assert run("verify", BASE, "--key", "owner.key", "--base", "stained", "--model", BASE).status == 1
+    assert run("stain", BASE, "--out", "other", "--key", "other.key").status == 0
+    for arguments, message in (
+        (["--base", "other", "--model", BASE], "expected the model that the key was made for as reference"),
+        (["--base", BASE, "--black-box", "--model", BASE], "and no --black-box, with --base"),
+    ):
+        wrong = run("verify", "stained", "--key", "owner.key", *arguments)
+        assert wrong.status == 2
+        assert message in wrong.stderr
+    wrong = run("verify", "stained/model.safetensors", "--key", "owner.key", "--base", BASE)
+    assert (wrong.status, "expected a SUSPECT that can be run" in wrong.stderr) == (2, True)
+
+
 def test_responses_are_looked_at_with_ones_own_code(run: Any, work: Path) -> None:
     assert run("stain", BASE, "--out", "other", "--key", "other.key").status == 0
     found = run("verify", "stained", "--model", BASE, "--key", "other.key", "--json")

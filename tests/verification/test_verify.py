@@ -10,11 +10,9 @@ import models
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from stainlock import Key, Target, stain, verify
-from stainlock.verification.response import standing_out
 
 SITES = {"resnet20_cifar10": "layer2.1.conv1", "vit_cifar10": "transformer.layers.3.linear1"}
 
@@ -62,31 +60,6 @@ def test_p_values_by_response_are_honest_on_the_original(options: dict[str, Any]
         assert verify(target, key, method="response").p_value >= 1e-3
 
 
-@pytest.mark.parametrize("explained", [False, True])
-def test_scores_among_decoys_are_students(explained: bool) -> None:
-    """Whatever explains part of the responses: under the null hypothesis P(p ≤ a) = a."""
-    generator = torch.Generator().manual_seed(0)
-    rows, decoys = 4000, 12
-    known = torch.randn(decoys + 1, 1, generator=generator, dtype=torch.float64)
-    responses = 3 * known + torch.randn(decoys + 1, rows, generator=generator, dtype=torch.float64)
-    responses = torch.cat([responses, known], 1) if explained else responses - 3 * known
-    scores, freedom = standing_out(responses[:1], responses[1:], explained=explained)
-    assert freedom == decoys - 1 - explained
-    found = 2 * stats.t.sf(scores.numpy(), freedom)
-    assert len(found) == rows
-    for level in (0.01, 0.1, 0.5):
-        assert abs((found <= level).mean() - level) <= 4 * math.sqrt(level * (1 - level) / rows)
-
-
-def test_a_row_that_still_stands_there_does_not_stand_out() -> None:
-    """Of the replaced row's own responses, once explained, only rounding errors are left."""
-    responses = torch.randn(20, 3, dtype=torch.float64)
-    responses = torch.cat([responses, responses[:, :1]], 1)
-    responses[0, 0] += 1e-6
-    scores, _ = standing_out(responses[:1], responses[1:], explained=True)
-    assert scores[0] == 0
-
-
 def test_p_values_by_response_are_honest_for_additive_stains() -> None:
     target = models.real("vgg16_cifar10")
     for seed in (1, 2):
@@ -95,7 +68,6 @@ def test_p_values_by_response_are_honest_for_additive_stains() -> None:
 
 
 def test_p_values_by_response_are_honest_in_grouped_layers() -> None:
-    """Decoys must excite the inputs of the detector's own group, or every trigger stands out there."""
     target = models.conv_net(groups=4)
     for seed in range(4):
         _, key = stain(target, site="conv", seed=seed)
@@ -106,8 +78,7 @@ def test_p_values_by_response_are_honest_in_grouped_layers() -> None:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *((name, method) for name in SITES for method in ("weights", "auto")),
-        *(pytest.param(name, "response", marks=pytest.mark.slow) for name in SITES),
+        *((name, method) for name in SITES for method in ("weights", "response", "auto")),
     ],
 )
 def test_a_stained_model_is_found(name: str, additive: bool, method: Any) -> None:
@@ -281,16 +252,3 @@ def test_answers_that_are_no_classes_are_told() -> None:
     _, key = models.stained("vgg16_cifar10", schema="output", count=16)
     with pytest.raises(ValueError, match="expected logits"):
         verify(lambda inputs: inputs, key)
-
-
-def test_a_trigger_that_excites_every_row_more_is_no_evidence() -> None:
-    """Features of some triggers are far larger than those of others; one row among many is what counts."""
-    generator = torch.Generator().manual_seed(0)
-    decoys, ours = (torch.randn(n, 200, generator=generator, dtype=torch.float64) for n in (24, 1))
-    plain, freedom = standing_out(ours, decoys, explained=False)
-    larger, _ = standing_out(12 * ours, decoys, explained=False)
-    assert float(larger.max()) <= 1.2 * float(plain.max())
-    ours[0, 7] = 40.0
-    assert int(standing_out(12 * ours, decoys, explained=False)[0].argmax()) == 7
-    assert float(standing_out(ours, decoys, explained=False)[0][7]) >= 20
-    assert freedom == 23

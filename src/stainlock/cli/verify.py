@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",
-    "response": "a channel that answers to the key's trigger",
+    "response": "a channel that answers as the key's secret direction would",
     "output": "the key's classes for its triggers",
 }
 _MEANING = {
     "weights": "no model made without the key has weights this near its secret direction by more than that chance",
-    "response": "a model made without the key answers this strongly to the trigger with at most that chance",
+    "response": "no model made without the key answers this much like its secret direction by more than that chance",
     "output": "a model made without the key gives the triggers these classes with at most that chance",
 }
 
@@ -47,6 +47,8 @@ _MEANING = {
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
 @click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
               " has: its gates are undone first.")  # fmt: skip
+@click.option("--base", metavar="MODEL", help="Your own model, stained or as it was before: finds stains whose layer is"
+              " given other inputs, permuted or rewritten ones.")  # fmt: skip
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
 @click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
 @click.option("--normalised", is_flag=True, help="With --black-box: SUSPECT takes (pixels − mean)/std, as an exported"
@@ -68,6 +70,7 @@ def command(
     suspect: str,
     key_file: Path,
     lock_file: Path | None,
+    base: str | None,
     data: Path | None,
     black_box: bool,
     normalised: bool,
@@ -85,7 +88,7 @@ def command(
     from stainlock.evaluation import Images
     from stainlock.key import Key
     from stainlock.target import Target
-    from stainlock.verification import largest_natural, verify
+    from stainlock.verification import Reference, largest_natural, verify
 
     if black_box and method not in ("auto", "output"):
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
@@ -95,14 +98,20 @@ def command(
     key = Key.load(key_file)
     claim = Claim.load(key, **about_commitment)
     images = Images.from_folder(data) if data else None
-    found = _load_suspect(suspect, weights, seed, method, code, to_run=images is not None)
+    theirs = code if base is None or Path(suspect).is_dir() else NO_CODE  # --model may be for --base alone
+    found = _load_suspect(suspect, weights, seed, method, theirs, to_run=images is not None)
     if lock_file is not None:
         found = found.without_lock(Key.load(lock_file))
     loaded = found.loaded
     if images is not None and not isinstance(loaded, Target):
         raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
-    with report.progress("looking for decoys") as progress:
-        verdict = verify(loaded, key, method=method, progress=progress, build=found.build, normalised=normalised)
+    reference = None
+    if base is not None:
+        if method == "output" or not (isinstance(loaded, Target) or found.build):
+            raise ValueError(f"expected a SUSPECT that can be run, and no --black-box, with --base, got {suspect}")
+        mine = load_model(base, None, seed, code if Path(base).is_dir() else NO_CODE)
+        reference = Reference.of(mine, key, decoys=0)
+    verdict = verify(loaded, key, method=method, reference=reference, build=found.build, normalised=normalised)
     verdict = found.annotated(verdict, method)
     if images is not None and isinstance(loaded, Target):
         with report.progress("natural responses") as progress:

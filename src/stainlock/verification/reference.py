@@ -1,14 +1,15 @@
 """What an owner who still has a copy of their own model can lay beside a suspect.
 
-The key alone is enough to verify; with the model it was made for, two looks get sharper. Decoys are then found in the
-owner's model, just as the trigger was, so that they are exchangeable with it whatever became of the suspect, and need
-nothing of its shape. And what the suspect's layer is given can be matched, channel by channel, with what ours is given,
-which undoes a permutation, rescaling or widening of the layers before it.
+The key alone is enough to verify; with the model it was made for, two looks get sharper. Responses of the suspect are
+explained by what our own layer is given, whatever the suspect's is given. And what the suspect's layer is given can be
+matched, channel by channel, with what ours is given, which undoes a permutation, rescaling or widening of the layers
+before it. Both use features of our model, which a forger could make up: so it must be the very model that the key
+names, before or after it was stained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from stainlock.certificates.certificate import site_of_key
 from stainlock.certificates.decoys import find_decoys
 from stainlock.key import Key
-from stainlock.network.features import layer_input, respond, whole_input
+from stainlock.network.features import layer_input, whole_input
 from stainlock.network.sites import Site
+from stainlock.storage.files import is_model
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Progress, Trigger
 
@@ -39,17 +41,26 @@ class Reference:
 
     base: Target
     site: Site
-    decoys: tuple[Trigger, ...]
+    decoys: tuple[Trigger, ...] = ()
+    on_the_way: Callable[[Tensor], Tensor] | None = None  # what becomes of pictures before the suspect sees them
 
     @staticmethod
     def of(base: Target, key: Key, *, decoys: int | None = None, progress: Progress | None = None) -> Reference:
-        """The owner's model with ``decoys`` decoys, by default as many as the p-value needs.
+        """The owner's model, and decoys to match channels by: triggers of other detectors, found as the key's were.
+
+        Without any (``decoys=0``) channels are not matched, and responses are explained all the same.
 
         >>> len(sl.Reference.of(stained, key, decoys=20).decoys)
         20
         """
+        if not any(is_model(base.model, digest) for digest in (key.base_digest, key.protected_digest)):
+            raise ValueError(
+                "expected the model that the key was made for as reference, stained or not, got another: with features"
+                " of any model's choice a claim could be forged"
+            )
         site = site_of_key(base, key)
-        return Reference(base, site, tuple(find_decoys(base, site, key, decoys, progress)))
+        found = [] if decoys == 0 else find_decoys(base, site, key, decoys, progress)
+        return Reference(base, site, tuple(found))
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,8 @@ def match(suspect: Target, site: Site, reference: Reference) -> Matching | None:
 
     Both run on the decoys, which say nothing of the key's v; channels are assigned so that they correlate most.
     """
+    if not reference.decoys:
+        return None
     ours, theirs = (_by_channel(t, s, reference.decoys) for t, s in ((reference.base, reference.site), (suspect, site)))
     if max(len(ours), len(theirs)) > _MOST_CHANNELS or site.groups > 1 or ours.shape[1] != theirs.shape[1]:
         return None
@@ -110,15 +123,6 @@ def _by_channel(target: Target, site: Site, decoys: tuple[Trigger, ...]) -> Tens
     return samples - samples.mean(1, keepdim=True)
 
 
-def explaining(reference: Reference, triggers: Sequence[Trigger], row: Tensor, key: Key) -> Tensor:
-    """How a row that the suspect's layer does not have (any more) responds in our model: ``(N, 1, *positions)``."""
-    base, site = reference.base, reference.site
-    group = site.group_of(key.detectors[0].channel)
-    with evaluation_mode(base.model), torch.no_grad():
-        maps = [respond(site, base, layer_input(base, site, t.pixels(base)), row.view(1, -1), group) for t in triggers]
-    return torch.cat(maps)
-
-
 def with_other_images(key: Key, reference: Reference, change: Callable[[Tensor], Tensor]) -> tuple[Key, Reference]:
     """The same with every trigger and decoy changed as a picture is on its way: compressed, resized, cropped."""
 
@@ -127,4 +131,5 @@ def with_other_images(key: Key, reference: Reference, change: Callable[[Tensor],
         return Trigger(reference.base.to_bytes(pixels[0]), whole_input(reference.base), trigger.response)
 
     detectors = tuple(replace(d, trigger=changed(d.trigger)) for d in key.detectors)
-    return replace(key, detectors=detectors), replace(reference, decoys=tuple(map(changed, reference.decoys)))
+    changed_decoys = tuple(map(changed, reference.decoys))
+    return replace(key, detectors=detectors), replace(reference, decoys=changed_decoys, on_the_way=change)

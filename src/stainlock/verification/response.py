@@ -1,36 +1,51 @@
-"""Verification by response: the trigger against decoy triggers, in any channel of the layer."""
+"""Verification by response: the row that explains how each channel of a suspect responds, against the detector.
+
+Rows can be hidden while what they do is not: behind permuted, rescaled or mixed inputs, in a layer that computes its
+weights, in another format. So the rows are estimated from what the layer does:
+
+    samples   m = 1..M: a position in a synthetic input, drawn without the key
+    φ_m       what our own model's layer is given there; without our model, what the suspect's is given
+    b_mc      what channel c of the suspect's layer responds there
+    ŵ_c       = argmin_w  Σ_m (w·φ_m − b_mc)² + λ‖w‖²,  both around their means
+              = (ΦᵀΦ + λ)⁻¹ Φᵀ b_c  =  Φᵀ (ΦΦᵀ + λ)⁻¹ b_c
+
+A channel that responds as v does, ⟨α v, φ⟩ + β, has ŵ = α v but for λ, whatever the suspect's own layers before it are.
+Null hypothesis: the suspect was made without knowledge of v. Neither φ nor b knows v then (a stain writes nothing
+before its layer), so that v is uniform on the sphere given all ŵ, and P(|cos(ŵ_c, v)| ≥ t) = 2·cap_d(t) exactly: the
+p-value is that of `weights`, and needs no assumption about responses. Three λ are tried, and paid for as three times as
+many rows.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 import torch
-from scipy import special
 from torch import Tensor
 
 from stainlock.certificates import log_binomial_tail
-from stainlock.certificates.decoys import decoy_vectors, find_decoys
+from stainlock.certificates.windows import windows_of
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
 from stainlock.network.features import layer_input, respond
 from stainlock.network.network import analyse
 from stainlock.network.sites import Site
+from stainlock.probes import synthetic_inputs
 from stainlock.stains.detector import Reading, present_levels
 from stainlock.stains.schemas import read_activation_message
 from stainlock.stains.secrets import check_secrets
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
-from stainlock.trigger import Progress, Trigger
-from stainlock.verification.reference import Reference, explaining
+from stainlock.verification.reference import Reference
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
+from stainlock.verification.weights import best_row
 
-# A row whose responses go with the replaced row's but for this part of their spread has only rounding errors left.
-_ROUNDING = 1e-2
-# So many rows tell how far a trigger stands out in all of them.
-_MANY_ROWS = 16
+# Samples, so many of one input, and at most so many numbers in all inputs together: what a look may cost.
+_SAMPLES, _PLACES, _NUMBERS = 1024, 32, 2**23
+# In parts of the mean square of φ: little where the suspect computes what ours did, much where it was changed.
+_RIDGES = (1e-6, 1e-4, 1e-2)
 _BATCH = 8
 
 
@@ -39,154 +54,114 @@ def verify_response(
     key: Key,
     *,
     natural: Iterable[Tensor] | None = None,
-    progress: Progress | None = None,
-    decoys: int | None = None,
     reference: Reference | None = None,
     significance: float = SIGNIFICANCE,
 ) -> Verdict:
-    """By response: how far the trigger's response stands out, in any channel, from those of decoy triggers.
+    """By response: the best |cos| between the secret detector and a row that explains some channel's responses.
 
-    Decoys are triggers found in the suspect, just as ours was, for fresh random detectors: inputs as unnatural as ours.
-    Null hypothesis: the suspect was made without knowledge of v, so that each channel's response to our trigger is
-    drawn from the same normal distribution as its responses to the decoys, but for a factor common to all channels,
-    since some triggers excite everything more than others. Then the standardised difference has
-    Student's t distribution, and the largest of n channels has a p-value of at most 2n·P(T ≥ t). An additive stain
-    lies on top of the row that stood there, so what that row explains of the responses (jointly normal with them) is
-    taken out by regression first, at the cost of one degree of freedom; verification by weights does likewise.
-
-    Responses are read at the key's position, or as their mean. With the reduction ``maximum`` they are read where the
-    trigger's own detector (our v, a decoy's own) responds most. All three are linear in the features. A row's own
-    maximum over positions is not: its upper tail is far heavier than a normal one, and p-values from it would be too
-    small. docs/security.md has the measurements.
-
-    With a ``reference`` the decoys were found in our own model, as the trigger was, and so are the responses of the row
-    that stood there: nothing but the layer's name is needed of the suspect.
+    With a ``reference``, our own model, rows are those that would respond so to *its* features: nothing but the layer's
+    name and its grid of positions is needed of the suspect. Without one, to the suspect's own.
     """
     check_secrets(key)
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
     if suspect.device.type == "cpu" and suspect.dtype in (torch.float16, torch.bfloat16):
         suspect = suspect.copy()
-        suspect.model.float()  # CPUs search for decoys a hundred times faster in float32, on the same weights
+        suspect.model.float()  # CPUs run it far faster in float32, on the same weights
     site = _same_site(suspect, key, any_dimension=reference is not None)
     if isinstance(site, str):
         return replace(silent, note=site)
     if reference is not None and site.grid != reference.site.grid:
         return replace(silent, note=f"{key.site} has positions {site.grid}, the reference's {reference.site.grid}")
-    others = list(reference.decoys) if reference else find_decoys(suspect, site, key, decoys, progress)
-    verdict, log_p = silent, math.inf
-    vectors = decoy_vectors(len(others), key)
-    respond_to = partial(_responses, suspect, site, key=key, reference=reference)
-    shared = None if key.additive else respond_to(others, vectors)
-    for d in key.detectors:
-        known = d.replaced if key.additive else None
-        usual = respond_to(others, vectors, another=known) if shared is None else shared
-        ours = respond_to([d.trigger], d.vector[None], another=known)
-        scores, freedom = standing_out(ours, usual, explained=known is not None)
-        top = int(scores.argmax())
-        own = math.log(2 * len(scores) * len(key.detectors)) + _log_t_tail(float(scores[top]), freedom)
-        if own <= log_p:
-            log_p = own
-            verdict = replace(silent, statistic=float(scores[top]), channel=_channel_of(site, suspect, top))
-    verdict = replace(verdict, layer=site.name, largest_natural=largest_natural(suspect, key, natural))
-    if key.schema == "activation":
-        d, how = key.detectors[0], Reading(key.reduction, key.position)
-        levels = present_levels(suspect, site, d.trigger, d.vector, how)
-        reading = read_activation_message(levels, key)
-        verdict = replace(verdict, message=reading.text)
-        # Signs are flipped by a secret stream: a model that knows nothing of it agrees in each place with chance ½.
-        by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (
-            int(key.details["message_bytes"]) + 2
-        )
-        log_p = min(log_p, by_signs) + math.log(2)
-    return concluded(verdict, log_p, significance)
-
-
-def standing_out(ours: Tensor, reference: Tensor, *, explained: bool) -> tuple[Tensor, int]:
-    """How far each row's response to our trigger is from what N decoys let expect; and the degrees of freedom.
-
-    ``ours`` is ``(1, rows)``, ``reference`` ``(N, rows)``; with ``explained`` the last column is not a row but what
-    explains them. The score is |y − ŷ| / (s·√(1 + h)), with s and h the residual deviation and our trigger's leverage
-    in the least squares fit of a constant, and of what explains: Student's t of N − 1 or N − 2 degrees of freedom.
-    Where the median row stands out by more than Student's t lets expect, all scores are divided by that.
-    """
-    spread = reference.std(0)
-    design, own_design = reference.new_ones(len(reference), 1), reference.new_ones(1, 1)
-    if explained:
-        design, own_design = (torch.cat([a, b[:, -1:]], 1) for a, b in ((design, reference), (own_design, ours)))
-        ours, reference, spread = ours[:, :-1], reference[:, :-1], spread[:-1]
-    inverse = torch.linalg.pinv(design)
-    freedom = len(design) - design.shape[1]
-    deviation = (reference - design @ (inverse @ reference)).norm(dim=0) / math.sqrt(freedom)
-    leverage = float((own_design @ inverse).square().sum())
-    scores = (ours - own_design @ (inverse @ reference))[0].abs() / (deviation * math.sqrt(1 + leverage)).clamp(
-        min=1e-300
+    group = (reference.site if reference else site).group_of(key.detectors[0].channel)
+    rows = rows_of(suspect, site, group, reference)
+    found = best_row([(site.name, rows)], key, significance)
+    channel = _channel_of(site, suspect, (found.channel or 0) % (len(rows) // len(_RIDGES)))
+    verdict = replace(found, method="response", channel=channel, layer=site.name)
+    verdict = replace(verdict, largest_natural=largest_natural(suspect, key, natural))
+    if key.schema != "activation":
+        return verdict
+    log_p = verdict.log10_p_value * math.log(10)
+    d, how = key.detectors[0], Reading(key.reduction, key.position)
+    reading = read_activation_message(present_levels(suspect, site, d.trigger, d.vector, how), key)
+    # Signs are flipped by a secret stream: a model that knows nothing of it agrees in each place with chance ½.
+    by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (
+        int(key.details["message_bytes"]) + 2
     )
-    alive = (spread > 1e-12 * spread.max()) & (deviation > _ROUNDING * spread)
-    # A trigger whose features are larger than the decoys' stands out in every row; a detector is one row among many.
-    if int(alive.sum()) >= _MANY_ROWS:
-        usual = float(scores[alive].median()) / float(special.stdtrit(freedom, 0.75))
-        scores = scores / max(1.0, usual)
-    return torch.where(alive, scores, 0.0), freedom
+    log_p = min(log_p, by_signs) + math.log(2)
+    return concluded(replace(verdict, message=reading.text), log_p, significance)
 
 
-def _responses(
-    suspect: Target,
-    site: Site,
-    triggers: Sequence[Trigger],
-    vectors: Tensor,
-    key: Key,
-    another: Tensor | None = None,
-    reference: Reference | None = None,
-) -> Tensor:
-    """Every row's response to every trigger, read as the key says: ``(N, rows)`` in float64.
-
-    ``vectors`` are the triggers' own detectors. ``another`` is a row that the layer does not have (any more): its
-    responses come last.
-    """
-    group = site.group_of(key.detectors[0].channel)
-    peaks = None
-    if key.reduction == "maximum":
-        model, place = (reference.base, reference.site) if reference else (suspect, site)
-        peaks = _peaks(model, place, triggers, vectors, group)
-    pixels = torch.cat([t.pixels(suspect) for t in triggers])
-    results = []
-    with evaluation_mode(suspect.model), torch.no_grad():
-        for start in range(0, len(pixels), _BATCH):
-            batch = slice(start, start + _BATCH)
-            features = layer_input(suspect, site, pixels[batch])
-            if site.kind == "transposed":
-                maps = respond(site, suspect, features, site.rows(suspect.model))
-            else:
-                maps = site.layer(suspect.model)(features)
-                maps = maps.movedim(-1, 1) if site.kind == "linear" else maps
-            if another is not None and reference is None:
-                maps = torch.cat([maps, respond(site, suspect, features, another.view(1, -1), group)], 1)
-            results.append(reduce_maps(maps, key, None if peaks is None else peaks[batch]).double().cpu())
-    found = torch.cat(results)
-    if another is None or reference is None:
-        return found
-    explained = reduce_maps(explaining(reference, triggers, another, key), key, peaks).double().cpu()
-    return torch.cat([found, explained], 1)
+def rows_of(suspect: Target, site: Site, group: int, reference: Reference | None) -> Tensor:
+    """ŵ of every channel of the layer, for one λ after another; nothing of it depends on the key's secrets."""
+    return explaining_rows(*_samples(suspect, site, group, reference))
 
 
-def _peaks(target: Target, site: Site, triggers: Sequence[Trigger], vectors: Tensor, group: int) -> Tensor:
-    """Where each trigger's own detector responds most, as an index into the flattened positions: ``(N,)``."""
+def explaining_rows(features: Tensor, responses: Tensor) -> Tensor:
+    """ŵ of every channel, for one λ after another: ``(3·C, d)``, from φ ``(M, d)`` and b ``(M, C)`` in float64."""
+    features, responses = (_finite(values - values.mean(0)) for values in (features, responses))
+    responses = responses / responses.std(0).clamp(min=1e-300)
+    responses = _finite(responses)
+    more_samples = len(features) >= features.shape[1]
+    products = features.T @ features if more_samples else features @ features.T
+    size = float(features.square().sum()) / len(features)
     found = []
-    with evaluation_mode(target.model), torch.no_grad():
-        for trigger, vector in zip(triggers, vectors, strict=True):
-            features = layer_input(target, site, trigger.pixels(target))
-            found.append(respond(site, target, features, vector[None], group).flatten().argmax())
-    return torch.stack(found)
+    for ridge in _RIDGES:
+        damped = products + (ridge * size + 1e-300) * torch.eye(len(products), dtype=products.dtype)
+        factor = torch.linalg.cholesky(damped)
+        if more_samples:
+            found.append(torch.cholesky_solve(features.T @ responses, factor))
+        else:
+            found.append(features.T @ torch.cholesky_solve(responses, factor))
+    return torch.cat(found, 1).T
 
 
-def reduce_maps(maps: Tensor, key: Key, peaks: Tensor | None = None) -> Tensor:
-    """Of responses ``(N, rows, *positions)``, what the key counts; ``peaks`` say where the maximum is taken to be."""
+def _finite(values: Tensor) -> Tensor:
+    """Broken weights make broken responses, which show nothing."""
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _samples(suspect: Target, site: Site, group: int, reference: Reference | None) -> tuple[Tensor, Tensor]:
+    """φ ``(M, d)`` and b ``(M, C)`` at places of synthetic inputs that are the same for every key."""
+    base, place = (reference.base, reference.site) if reference else (suspect, site)
+    generator = torch.Generator().manual_seed(0)
+    positions = max(1, math.prod(place.grid))
+    taken = min(_PLACES, positions)
+    most = max(2 * _BATCH, _NUMBERS // math.prod(base.input_shape))
+    images = synthetic_inputs(base, min(math.ceil(_SAMPLES / taken), most), generator)
+    features, responses = [], []
+    with torch.no_grad():
+        for pixels in images.split(_BATCH):
+            places = torch.randperm(positions, generator=generator)[:taken]
+            with evaluation_mode(base.model):
+                given = layer_input(base, place, pixels)
+                windows = windows_of(base, place, given, len(pixels), overlapping=True)
+                features.append(windows.vectors(places, group).double().cpu().flatten(0, 1))
+            seen = pixels if reference is None or reference.on_the_way is None else reference.on_the_way(pixels)
+            with evaluation_mode(suspect.model):
+                theirs = given if reference is None else layer_input(suspect, site, seen)
+                maps = _maps(suspect, site, theirs, len(pixels))
+                responses.append(maps[:, places].double().cpu().flatten(0, 1))
+    return torch.cat(features), torch.cat(responses)
+
+
+def _maps(suspect: Target, site: Site, features: Tensor, images: int) -> Tensor:
+    """What the layer's channels respond at every position: ``(N, P, C)``; a transposed layer's rows, one for a tap."""
+    if site.kind == "transposed":
+        maps = respond(site, suspect, features, site.rows(suspect.model))
+    else:
+        maps = site.layer(suspect.model)(features)
+        if site.kind == "linear":
+            return windows_of(suspect, site, maps, images, overlapping=True).vectors(torch.arange(maps.numel() // (
+                images * maps.shape[-1])), 0)  # fmt: skip
+    return maps.flatten(2).transpose(1, 2)
+
+
+def reduce_maps(maps: Tensor, key: Key) -> Tensor:
+    """Of responses ``(N, rows, *positions)``, what the key counts."""
     if key.reduction == "position":
         return at(maps, key.position)
     flat = maps.flatten(2) if maps.dim() > 2 else maps[..., None]
-    if key.reduction == "mean":
-        return flat.mean(2)
-    return flat.amax(2) if peaks is None else flat[torch.arange(len(flat)), :, peaks]
+    return flat.mean(2) if key.reduction == "mean" else flat.amax(2)
 
 
 def _channel_of(site: Site, suspect: Target, row: int) -> int:
@@ -219,9 +194,3 @@ def _same_site(suspect: Target, key: Key, *, any_dimension: bool = False) -> Sit
     if mismatch := key.matches(suspect):
         return f"the suspect takes other inputs: {mismatch}"
     return site
-
-
-def _log_t_tail(score: float, freedom: int) -> float:
-    """log P(T ≥ score) of Student's t, as `scipy.stats.t.logsf`, whose package takes a second to import."""
-    tail = float(special.stdtr(freedom, -score))
-    return math.log(tail) if tail > 0 else -math.inf

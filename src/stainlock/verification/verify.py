@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from stainlock.key import Key
 from stainlock.target import Target
-from stainlock.trigger import Progress
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
 from stainlock.verification.response import largest_natural, verify_response
@@ -29,7 +28,6 @@ def verify(
     method: Method = "auto",
     natural: Iterable[Tensor] | None = None,
     reference: Reference | None = None,
-    progress: Progress | None = None,
     significance: float = SIGNIFICANCE,
     build: Callable[[], Target | None] | None = None,
     normalised: bool = False,
@@ -60,7 +58,7 @@ def verify(
     if method == "response":
         if target is None:
             raise ValueError("expected a model that can be run to verify by response, got a state dict")
-        return looked(target, key, natural=natural, progress=progress)
+        return looked(target, key, natural=natural)
     by_weights = verify_weights(
         suspect if target is None else target, key, reference=reference, significance=significance
     )
@@ -74,7 +72,7 @@ def verify(
         target = build()
     if target is None:
         return found
-    by_response = looked(target, key, natural=natural, progress=progress)
+    by_response = looked(target, key, natural=natural)
     return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
 
 

@@ -42,18 +42,18 @@ def verify_weights(
     A message in v is the owner's choice: the p-value is multiplied by the number of messages of its length.
     Neither depends on the channel's index or scale.
 
-    With a ``reference``, where that shows nothing, the rows of the key's layer are looked at again after its inputs
-    were matched with our model's, as they count if the layers before were permuted, rescaled or widened. The matching
-    knows nothing of v, and the p-value pays for both looks.
+    With a ``reference`` that has decoys, where that shows nothing, the rows of the key's layer are looked at again
+    after its inputs were matched with our model's, as they count if the layers before were permuted, rescaled or
+    widened. The matching knows nothing of v, and the p-value pays for both looks.
     """
     check_secrets(key)
-    first = _best_row(list(_rows_of_dimension(suspect, key)), key, significance)
-    if reference is None or not isinstance(suspect, Target):
+    first = best_row(list(_rows_of_dimension(suspect, key)), key, significance)
+    if reference is None or not reference.decoys or not isinstance(suspect, Target):
         return first
     first = for_two_looks(first, significance)
     if first.stained:
         return first
-    second = for_two_looks(_best_row(_matched(suspect, key, reference), key, significance), significance)
+    second = for_two_looks(best_row(_matched(suspect, key, reference), key, significance), significance)
     second = replace(second, note=second.note or "its layer's inputs were matched with the reference's")
     return min(first, second, key=lambda verdict: verdict.log10_p_value)
 
@@ -63,7 +63,8 @@ def for_two_looks(verdict: Verdict, significance: float) -> Verdict:
     return concluded(verdict, verdict.log10_p_value * math.log(10) + math.log(2), significance)
 
 
-def _best_row(layers: list[tuple[str, Tensor]], key: Key, significance: float) -> Verdict:
+def best_row(layers: list[tuple[str, Tensor]], key: Key, significance: float) -> Verdict:
+    """The verdict over these rows, however they were come by without knowledge of v."""
     if not layers:
         note = f"no layer has rows of dimension {key.dimension}, the detector's"
         return Verdict(False, 1.0, 0.0, 0.0, "weights", note=note)
