@@ -32,6 +32,7 @@ from stainlock.cli.attack import _table
 from stainlock.evaluation import Tensors
 from stainlock.evaluation.data import open_image
 from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle, _checksum
+from stainlock.plan import Replacement
 from stainlock.storage.weights import load_state, read_weights
 from stainlock.sweeps.journal import UNITS, Journal, append_line
 from stainlock.target import evaluation_mode, running_on
@@ -108,7 +109,9 @@ def _deltas() -> list[bytes]:
     plan = diff(base, stained)
     facts, tensors = plan.to_tensors()
     with_block = mutations.packed("delta", 2, {**facts, "insertions": [block], "base": plan.base}, tensors)
-    return [plan.to_bytes(), with_block, diff(base, locked()[0]).to_bytes()]
+    name, values = next((n, t.detach().clone()) for n, t in base.model.named_parameters() if t.dim() == 2)
+    whole = Plan(base=plan.base, replacements=(Replacement(name, values + 1, "fingerprint"),))
+    return [plan.to_bytes(), with_block, diff(base, locked()[0]).to_bytes(), whole.to_bytes()]
 
 
 def _use_delta(path: Path) -> None:

@@ -30,6 +30,7 @@ _ALIGNED = 0.9  # cosine from which two tensors need no aligning
 _SHARE = 0.5  # of the rows that must be alike
 _RESCALED = 2.0  # times what noise makes of gains: more is no accident
 _ENTRIES = 1024  # of a row that are looked at to find its match
+_WIDENED = 4  # times as many channels as the base has: more is another tensor, and takes memory
 _CANDIDATES = 16  # tensors of another name that are tried
 _ROUNDS = 3
 
@@ -86,7 +87,7 @@ def _fitted(theirs: Tensor, ours: Tensor, orders: list[Order]) -> tuple[Tensor, 
     """The suspect's tensor in the base's order and scale, and what was done for that; None if it is another tensor."""
     if theirs.shape == ours.shape and _cosine(theirs, ours) > _ALIGNED:
         return _rescaled(theirs, ours, "")
-    if theirs.shape[2:] != ours.shape[2:]:
+    if theirs.shape[2:] != ours.shape[2:] or any(theirs.shape[i] > _WIDENED * ours.shape[i] for i in (0, 1)):
         return None
     share, rows, columns = _told(theirs, ours, 0, orders)
     if share <= _ALIGNED:  # the other way round: rows are known, columns are looked for

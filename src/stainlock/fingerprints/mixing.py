@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _TALL = 2  # times as many rows as columns
-_LARGEST = 4096  # columns: solving takes their cube
+_LARGEST = 2048  # columns: solving takes their cube
 _LEFT = 0.4  # of W that M may fail to explain; of an unrelated tensor, with twice as many rows, it is 0.7
 
 
