@@ -43,6 +43,13 @@ def test_every_verb_has_an_example_json_and_quiet(run: Run, verb: str) -> None:
     assert all(p.help for p in command.commands[verb].params if isinstance(p, click.Option))
 
 
+def test_the_group_alone_is_its_help(run: Run) -> None:
+    told = run("clients")
+    assert (told.status, told.stderr) == (0, "")
+    places = [told.stdout.rindex(f"\n  {verb} ") for verb in ("init", "add", "issue", "trace", "export")]
+    assert places == sorted(places)
+
+
 def test_from_a_model_to_a_name(clients: Run) -> None:
     issued = clients("clients", "issue", "--client", "acme", "--out", "a", "--lock", "--stain", *HERE, "--json")
     assert issued.status == 0

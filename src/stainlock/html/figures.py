@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-_NAMED, _LONGEST_LABEL = 16, 24  # accused that a plot names, and characters of a name
+_NAMED, _LONGEST_LABEL = 6, 32  # accused that a plot names, and characters of a name
 
 
 def response_histogram(natural: Tensor, threshold: float, trigger: float) -> bytes:
@@ -51,15 +51,21 @@ def score_histogram(scores: NDArray[np.float64], threshold: float, accused: Sequ
     low, top = axes.get_ylim()
     axes.set_ylim(low, top**1.5 / low**0.5)  # room for names above
     axes.text(threshold, axes.get_ylim()[1], " named from here on", ha="left", va="top", fontsize=9)
-    for place, (name, z) in enumerate(sorted(accused, key=lambda one: -one[1])[:_NAMED]):
-        axes.plot([z], [1], marker="v", color="black", markersize=8, clip_on=False)
-        label = name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "…"
-        height = 0.78 - 0.085 * (place % 8)
-        axes.annotate(label, (z, 1), (z, height), textcoords=("data", "axes fraction"), ha="right", fontsize=9,
-                      fontweight="bold", arrowprops={"arrowstyle": "-", "linewidth": 0.6})  # fmt: skip
+    if accused:
+        axes.plot(named, np.ones(len(named)), "v", color="black", markersize=8, clip_on=False)
+        line = {"arrowstyle": "-", "linewidth": 0.6}
+        axes.annotate(_listed(accused), (named.mean(), 1.3), (named.min(), 0.8), textcoords=("data", "axes fraction"),
+                      ha="right", va="top", fontsize=9, fontweight="bold", arrowprops=line)  # fmt: skip
     axes.set_xlabel("score z of a client")
     axes.set_ylabel("clients (log scale)")
     axes.spines[["top", "right"]].set_visible(False)
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()
+
+
+def _listed(accused: Sequence[tuple[str, float]]) -> str:
+    """Names, one below the other, the highest score first."""
+    names = [name for name, _ in sorted(accused, key=lambda one: -one[1])]
+    short = [name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1] + "…" for name in names[:_NAMED]]
+    return "\n".join([*short, *([f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else [])])

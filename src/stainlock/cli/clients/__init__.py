@@ -10,8 +10,21 @@ from stainlock.cli.clients.trace import trace
 from stainlock.cli.clients.write import export
 
 
-@click.group("clients", short_help="Give every client a copy of their own, and trace a leaked one.")
-def command() -> None:
+class _InOrder(click.Group):
+    """Verbs as they are used, one after the other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    "clients",
+    cls=_InOrder,
+    invoke_without_command=True,
+    short_help="Give every client a copy of their own, and trace a leaked one.",
+)
+@click.pass_context
+def command(context: click.Context) -> None:
     """Give every client a copy of a model that carries their own hidden fingerprint, and trace a leaked copy.
 
     \b
@@ -23,6 +36,8 @@ def command() -> None:
     The registry keeps names and dates. All secrets come from one master secret, a file beside it (clients.secret):
     back it up. Without the registry leaks can still be traced, without the master secret never again.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for verb in (init, add, listing, show, issue, rotate, revoke, trace, export, check):
