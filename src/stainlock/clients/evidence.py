@@ -131,8 +131,7 @@ def check_evidence(evidence: Evidence, suspect: Any, base: Target) -> Checked:
     compared = Base(evidence.model, evidence.model_digest, evidence.chips, evidence.amplitude, base)
     reading = read_base(found, compared, bytes.fromhex(evidence.layout_secret))
     secrets = [bytes.fromhex(one.secret) for one in evidence.accused]
-    # The threshold of the trace among all clients, for these few: it depends on tested / level alone.
-    again = trace_codes(reading, secrets, evidence.level * len(secrets) / evidence.tested)
+    again = trace_codes(reading, secrets, evidence.level, clients=evidence.tested)
     scores = {one.client: one.z for one in again.accused}
     clients = []
     for place, one in enumerate(evidence.accused):

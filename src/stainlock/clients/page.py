@@ -61,6 +61,9 @@ def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
     ]  # fmt: skip
     listed = table(["client", "epoch", "model", "copy issued", "score", "chance for an innocent"], rows, numeric=(1, 4))
     blocks = [paragraph(words, kind="yes"), listed]
+    if any(one.z < 0 for one in trace.clients):
+        below = "A score below zero means that the client’s copy was subtracted from others, which takes having it, too."
+        blocks.append(paragraph(below))
     if trace.identical is not None:
         client, epoch = trace.identical
         blocks.append(paragraph(f"It is, bit for bit, the copy that was issued to {client} in epoch {epoch}."))
@@ -94,8 +97,8 @@ def _chances(trace: Trace) -> tuple[str, ...]:
         paragraph(
             f"In formulas: each fingerprint is {trace.chips} random signs; the file’s differences from the original are"
             " summed onto these to give y; the score is z = y·signs / ‖y‖. For signs independent of y, Hoeffding’s"
-            " inequality gives P(z > t) ≤ exp(−t²/2) without exception. The chances above are that, times twice the"
-            f" number of fingerprints compared; a client is named from z = {trace.threshold:.2f} on."
+            " inequality gives P(|z| > t) ≤ 2·exp(−t²/2) without exception. The chances above are that, times twice the"
+            f" number of fingerprints compared; a client is named where z is beyond ±{trace.threshold:.2f}."
         ),
     )
 
@@ -123,7 +126,7 @@ def _plot(trace: Trace) -> tuple[str, ...]:
     image = score_histogram(best.scores, trace.threshold, named)
     caption = (
         f"Scores of all {len(best.scores)} fingerprints against {text(best.model)}. Those of clients who had no part"
-        " lie around zero; a client is named to the right of the dashed line."
+        " lie around zero; a client is named beyond the dashed line."
     )
     return (figure(image, "Histogram of all clients' scores with the accused far to the right", caption),)
 

@@ -135,7 +135,7 @@ def trace(
     for number, base in enumerate(bases):
         reading = read_base(found, base, secret.derive(LAYOUT, base.digest))
         secrets = secret.derive_many(FINGERPRINT, base.digest, names)
-        traced = trace_codes(reading, secrets, level / len(bases))
+        traced = trace_codes(reading, secrets, level, clients=len(names) * len(bases))
         threshold = traced.threshold
         compared.append(
             Compared(base.label, base.digest, reading.compared, reading.carrying, dict(reading.missing),
@@ -143,8 +143,7 @@ def trace(
         )  # fmt: skip
         for one in traced.accused:
             client, epoch = names[one.client]
-            log10 = min(0.0, one.log10_p_value + math.log10(len(bases)))
-            accused.append(Accused(client, epoch, base.label, one.z, 10**log10, log10))
+            accused.append(Accused(client, epoch, base.label, one.z, one.p_value, one.log10_p_value))
         if progress is not None:
             progress(number + 1, len(bases))
     accused.sort(key=lambda a: a.log10_p_value)

@@ -47,7 +47,8 @@ def score_histogram(scores: NDArray[np.float64], threshold: float, accused: Sequ
         axes.hist(others, bins=min(60, max(8, len(others) // 5)), color="0.6", edgecolor="black", linewidth=0.4)
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.5)
-    axes.axvline(threshold, color="black", linestyle="--", linewidth=1.2)
+    for bound in (threshold, -threshold) if len(named) and named[0] < 0 else (threshold,):
+        axes.axvline(bound, color="black", linestyle="--", linewidth=1.2)
     low, top = axes.get_ylim()
     axes.set_ylim(low, top**1.5 / low**0.5)  # room for names above
     axes.text(threshold, axes.get_ylim()[1], " named from here on", ha="left", va="top", fontsize=9)
