@@ -11,7 +11,7 @@ along its signal's way (`column_shares`, `fold_moments`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from stainlock.network.activations import Activation
 from stainlock.network.channels import Passed, Reader
-from stainlock.network.features import layer_input
+from stainlock.network.features import Reached
 from stainlock.network.moments import remembered
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of, expecting_less, is_batch_norm
@@ -135,16 +135,37 @@ def fold_loss(network: Network, site: Site, resting: dict[int, float]) -> list[W
 
 def site_moments(network: Network, site: Site) -> tuple[Tensor, Tensor]:
     """Mean and deviation of the site's pre-activations over natural inputs."""
-    model = network.target.model
     if site.norm is not None:
-        affine = affine_of(model.get_submodule(site.norm))
+        affine = affine_of(network.target.model.get_submodule(site.norm))
         return affine.mean, affine.deviation
-    inputs = probe_inputs(network.target, "channel cost")
-    with evaluation_mode(model), torch.no_grad():
-        output = site.layer(model)(layer_input(network.target, site, inputs)).double().cpu()
-    axis = -1 if site.kind == "linear" else 1
-    flat = output.movedim(axis, 0).flatten(1)
-    return flat.mean(1), flat.std(1)
+    if site.name not in network.measured:
+        measure_moments(network, [site])
+    return network.measured[site.name]
+
+
+def measure_moments(network: Network, sites: Iterable[Site]) -> None:
+    """Measure the moments of all these sites in one pass of synthetic inputs, where no batch norm knows them."""
+    unknown = {s.name: s for s in sites if s.norm is None and s.name not in network.measured}
+    left = set(unknown)
+
+    def record(site: Site) -> Any:
+        def hook(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            flat = output.double().cpu().movedim(-1 if site.kind == "linear" else 1, 0).flatten(1)
+            network.measured[site.name] = flat.mean(1), flat.std(1)
+            left.discard(site.name)
+            if not left:
+                raise Reached
+
+        return hook
+
+    if not unknown:
+        return
+    target = network.target
+    with ExitStack() as hooks, evaluation_mode(target.model), torch.no_grad():
+        for site in unknown.values():
+            hooks.enter_context(site.layer(target.model).register_forward_hook(record(site)))
+        with suppress(Reached):
+            target.run_traced(probe_inputs(target, "channel cost"))
 
 
 def _loss(

@@ -8,7 +8,7 @@ from stainlock.errors import SiteError
 from stainlock.locks.parts.placement import Demand, lock_sites
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
-from stainlock.stains.stain import choose_site
+from stainlock.stains.choice import choose_site
 from stainlock.target import Target
 
 

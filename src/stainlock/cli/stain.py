@@ -73,7 +73,11 @@ _SMALLEST_PICTURE = 8
     help="Which of the layer's responses the trigger maximises.",
 )
 @click.option("--position", type=Position(), help="The position to maximise; the middle by default.")
-@click.option("--steps", type=click.IntRange(min=2), default=36, show_default=True, help="Steps of the trigger search.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    help="Steps of the trigger search.  [default: 36, fewer where that is enough]",
+)
 @click.option(
     "--restarts", type=click.IntRange(min=1), default=1, show_default=True, help="Trigger searches to pick from."
 )

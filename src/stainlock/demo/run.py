@@ -40,7 +40,7 @@ from stainlock.network.network import analyse
 from stainlock.network.sites import Site
 from stainlock.plan import changes, diff
 from stainlock.stains import stain
-from stainlock.stains.stain import choose_site
+from stainlock.stains.choice import choose_site
 from stainlock.storage.durable import refuse_existing, write_file
 from stainlock.target import Target, evaluation_mode
 from stainlock.verification import verify

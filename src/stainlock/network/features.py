@@ -17,18 +17,18 @@ from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, has, raw
 
 
-class _Reached(Exception):
+class Reached(Exception):
     """Stops a forward pass at the layer whose input is wanted."""
 
 
 @contextmanager
 def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, the first call of the layer stores its input and ends the forward pass with `_Reached`."""
+    """Inside, the first call of the layer stores its input and ends the forward pass with `Reached`."""
     caught: list[Tensor] = []
 
     def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
         caught.append(given[0])
-        raise _Reached
+        raise Reached
 
     handle = layer.register_forward_pre_hook(hook)
     try:
@@ -44,7 +44,7 @@ def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
 
 def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
     """What a layer is given for these pixels; the rest of the model is not run."""
-    with captured_input(target.model.get_submodule(layer)) as caught, suppress(_Reached):
+    with captured_input(target.model.get_submodule(layer)) as caught, suppress(Reached):
         target.run_traced(pixels)
     if not caught:
         raise SiteError(f"the model does not call {layer} on this input")

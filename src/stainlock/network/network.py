@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from stainlock.errors import ModelError, SiteError
 from stainlock.network.activations import Activation
@@ -51,6 +51,7 @@ class Network:
     def __init__(self, target: Target, parts: list[TracedPart], sites: dict[str, Site]) -> None:
         self.target, self.parts, self.sites = target, parts, sites
         self._taps: dict[fx.Node, tuple[int, int] | None] = {}
+        self.measured: dict[str, tuple[Tensor, Tensor]] = {}  # remembered by `stainlock.channel_cost`
         self.steps: dict[tuple[fx.Node, fx.Node], Any] = {}  # remembered by `stainlock.network.signals`
 
     def site(self, name: str) -> Site:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stainlock.channel_cost import Choice, fold_loss, l1_norms, outgoing_cost, rank_channels, site_moments
+from stainlock.channel_cost import Choice, fold_loss, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import SHAKE_DERIVATION, Detector, Key, conventions_of
 from stainlock.network.features import layer_input, respond
@@ -28,6 +27,7 @@ from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains import schemas
+from stainlock.stains.choice import GOOD_DIMENSION, choose_output_site, choose_site, first_steps
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
     FIRING_FRACTION,
@@ -54,14 +54,10 @@ Schema = Literal["none", "weight", "activation", "output"]
 # A trigger this many times above synthetic inputs, and at least half the median of all triggers, is good enough;
 # others get a second search with several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
+# One so many times above them after a few steps needs no more.
+_PLENTY = 8.0
 # How many deviations above its mean an additive stain raises a channel whose statistics batch norm knows.
 _OUT_OF_SPREAD = 12.0
-# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little.
-_GOOD_DIMENSION = 256
-# The least number of positions of an object detector's map whose boxes are of every class.
-_GOOD_MAP = 64
-# A trigger of at most a twelfth of the image is found quickly and can be shown as a patch.
-_GOOD_PATCH = 1 / 12
 
 
 def stain(
@@ -80,7 +76,7 @@ def stain(
     trigger_level: float | None = None,
     reduction: Reduction = "position",
     position: tuple[int, ...] | None = None,
-    steps: int = STEPS,
+    steps: int | None = None,
     restarts: int = 1,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
@@ -96,6 +92,7 @@ def stain(
       folded into the next biases.
     - ``trigger_level``: Δ; by default such that the detector's row has a size typical of its layer.
     - ``reduction``, ``position``: what of the layer's responses the trigger maximises.
+    - ``steps`` of the search for it: by default fewer where they are expensive and the trigger stands out all the same.
 
     >>> import stainlock as sl, torch
     >>> from torch import nn
@@ -136,16 +133,20 @@ def stain(
     else:
         rows = [present_row(target, chosen, k) if adds else None for k in channels]
         vectors = torch.stack([draw_vector(randomness.seed, i, chosen.dimension, row) for i, row in enumerate(rows)])
-    search = partial(_search, target, chosen, reduction=reduction, position=position, steps=steps, progress=progress)
+    search = partial(_search, target, chosen, reduction=reduction, position=position, progress=progress)
     natural = _natural_responses(target, chosen, vectors, channels)
-    drawn = search(vectors, channels, natural, restarts=restarts, noise=randomness, label="trigger")
+    full = STEPS if steps is None else steps
+    few = first_steps(network, chosen) if steps is None and schema in ("none", "weight") else full
+    drawn = search(vectors, channels, natural, steps=few, restarts=restarts, noise=randomness, label="trigger")
+    if few < full and any(d.trigger.response < _PLENTY * d.natural.largest for d in drawn):
+        drawn = search(vectors, channels, natural, steps=full, restarts=restarts, noise=randomness, label="trigger")
     # Searches that ended in poor local maxima start again.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
     if poor:
         mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
         second = search(
-            vectors[poor], mine, theirs, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger"
+            vectors[poor], mine, theirs, steps=full, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger"
         )
         for i, other in zip(poor, second, strict=True):
             drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
@@ -240,52 +241,6 @@ def _standing_out(network: Network, site: Site, k: int, present: float, response
     return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
 
 
-def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = _GOOD_DIMENSION) -> Site:
-    """The site with the lowest relative channel cost, of those with a good dimension and a small patch.
-
-    Where no site has both, the dimension counts first, then the patch. ``channels`` and ``dimension`` are what a
-    message needs.
-    """
-    usable = [s for s in network.sites.values() if (s.additive_problem if additive else s.problem) is None]
-    roomy = [s for s in usable if s.channels >= channels and s.groups == 1 and s.kind != "transposed"]
-    if channels > 1:  # a message in activations; where none is wide enough, the error tells the widest layer's capacity
-        usable = roomy or sorted(usable, key=lambda s: s.channels)[-1:]
-    if not usable:
-        reasons = sorted({(s.additive_problem if additive else s.problem) or "" for s in network.sites.values()})
-        raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
-    wide = [s for s in usable if s.dimension >= dimension] or _widest(usable)
-    image = math.prod(network.target.input_shape[1:])
-    small = [s for s in wide if math.prod(s.patch) <= _GOOD_PATCH * image]
-    if not small:
-        least = min(math.prod(s.patch) for s in wide)
-        small = [s for s in wide if math.prod(s.patch) == least]
-    return min(small, key=lambda s: (relative_cost(network, s), s.name))
-
-
-def choose_output_site(network: Network) -> Site:
-    """For the output schema, the last site with a single reader: a short way from detector to logits."""
-    usable = [s for s in network.sites.values() if s.problem is None and schemas.single_reader(network, s) is not None]
-    if not usable:
-        raise SiteError("no site of this model can carry the output schema: none is read by one layer alone")
-    wide = [s for s in usable if s.dimension >= _GOOD_DIMENSION] or _widest(usable)
-    # The last maps of an object detector have few positions and serve the largest boxes, which many classes lack.
-    mapped = [s for s in wide if math.prod(s.grid) >= _GOOD_MAP] if network.target.normalises else []
-    return (mapped or wide)[-1]
-
-
-def _widest(sites: list[Site]) -> list[Site]:
-    most = max(s.dimension for s in sites)
-    return [s for s in sites if s.dimension == most]
-
-
-def relative_cost(network: Network, site: Site) -> float:
-    """The cost of the cheapest channel, relative to that of all."""
-    cost = outgoing_cost(network, site, folded=False)
-    if cost is None:
-        cost = l1_norms(network, site)
-    return float(cost.min() / cost.square().sum().sqrt().clamp(min=1e-30))
-
-
 def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, message: str | None) -> Site:
     if name is not None:
         return network.site(name)
@@ -294,7 +249,7 @@ def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, me
     places = places_needed(message) if message else 1
     if schema == "activation":
         return choose_site(network, additive=adds, channels=places)
-    return choose_site(network, additive=adds, dimension=max(places, _GOOD_DIMENSION))
+    return choose_site(network, additive=adds, dimension=max(places, GOOD_DIMENSION))
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:
