@@ -36,12 +36,12 @@ class Target:
 
     ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
     ``backbone``). ``normalises`` says that the model takes pixels and normalises them itself, as torchvision's
-    detectors do; mean and std are then what the part sees. ``extra_inputs`` are passed to the model after the image, as
-    they are: the timestep of a diffusion model, say. ``output`` names the entry of the model's output that is its
-    answer, where that is a dictionary, a dataclass or a tuple (``logits``, ``0``, ``heads.class``): calls then return
-    that entry. Without it calls return all, and what needs logits takes an entry of that name or the only tensor.
-    ``reference`` says how to build the architecture again, and ``insertions`` what a lock has put into it since.
-    ``known_from`` says where the conventions come from; those that were ``guessed`` are told to the owner.
+    detectors do; mean and std are then what the part sees. ``extra_inputs`` are passed to the model after the image:
+    the timestep of a diffusion model, or a text's embedding ``(1, tokens, width)``, which goes for every image of a
+    batch. ``output`` names the entry of the model's output that is its answer, where that is a dictionary, a dataclass
+    or a tuple (``logits``, ``0``, ``heads.class``): calls then return that entry. Without it calls return all, and what
+    needs logits takes an entry of that name or the only tensor. ``reference`` says how to build the architecture
+    again, and ``insertions`` what a lock has put into it since.
 
     >>> target = sl.Target(model, input_shape=(3, 32, 32), mean=(0.5,), std=(0.25,))
     >>> target.predict(torch.rand(2, 3, 32, 32)).shape
@@ -102,7 +102,14 @@ class Target:
         in pixels and of any size, or a batch of them."""
         if self.normalises and isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = list(inputs)
-        return self._named(self.model(inputs, *self.extra_inputs))
+        return self._named(self.model(inputs, *self._extra_inputs_for(inputs)))
+
+    def _extra_inputs_for(self, inputs: Any) -> Iterator[Any]:
+        """What is given for one image, a text's embedding say, goes for each image of a batch."""
+        batch = len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 1
+        for extra in self.extra_inputs:
+            one_for_all = isinstance(extra, Tensor) and extra.dim() > 1 and len(extra) == 1 < batch
+            yield extra.expand(batch, *extra.shape[1:]) if one_for_all else extra
 
     def _named(self, output: Any) -> Any:
         for name in filter(None, self.output.split(".")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,8 @@ _MEANING = {
 
 @click.command("verify")
 @click.argument("suspect")
-@click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
+@click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key."
+              " With several --key each is looked for, and p-values pay for their number.")  # fmt: skip
 @click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
               " has: its gates are undone first.")  # fmt: skip
 @click.option("--base", metavar="MODEL", help="Your own model, stained or as it was before: finds stains whose layer is"
@@ -68,7 +69,7 @@ _MEANING = {
 def command(
     report: Report,
     suspect: str,
-    key_file: Path,
+    key_files: tuple[Path, ...],
     lock_file: Path | None,
     base: str | None,
     data: Path | None,
@@ -95,8 +96,11 @@ def command(
     method = "output" if black_box else method
     if normalised and method != "output":
         raise ValueError("expected --black-box with --normalised")
-    key = Key.load(key_file)
+    keys = [Key.load(file) for file in key_files]
+    key = keys[0]
     claim = Claim.load(key, **about_commitment)
+    if len(keys) > 1 and not (claim is None and data is None and base is None):
+        raise ValueError(f"expected one --key with a commitment, --base or --data, got {len(keys)}")
     images = Images.from_folder(data) if data else None
     theirs = code if base is None or Path(suspect).is_dir() else NO_CODE  # --model may be for --base alone
     found = _load_suspect(suspect, weights, seed, method, theirs, to_run=images is not None)
@@ -111,16 +115,18 @@ def command(
             raise ValueError(f"expected a SUSPECT that can be run, and no --black-box, with --base, got {suspect}")
         mine = load_model(base, None, seed, code if Path(base).is_dir() else NO_CODE)
         reference = Reference.of(mine, key, decoys=0)
+    if len(keys) > 1:
+        verdicts = verify(loaded, keys, method=method, build=found.build, normalised=normalised)
+        annotated = [found.annotated(own, method) for own in verdicts]
+        return _report_each(report, key_files, annotated, also_responses=method == "auto" and found.was_run)
     verdict = verify(loaded, key, method=method, reference=reference, build=found.build, normalised=normalised)
     verdict = found.annotated(verdict, method)
     if images is not None and isinstance(loaded, Target):
         with report.progress("natural responses") as progress:
             batches = (pixels for pixels, _ in images.batches(loaded, progress=progress))
             verdict = dataclasses.replace(verdict, largest_natural=largest_natural(loaded, key, batches))
-    facts = dataclasses.asdict(verdict)
-    sentence = _sentence(verdict, also_responses=method == "auto" and found.was_run)
-    facts = {"verdict": "stained" if facts.pop("stained") else "not stained", **facts}
-    lines = [sentence]
+    facts = _facts(verdict)
+    lines = [_sentence(verdict, also_responses=method == "auto" and found.was_run)]
     checked = claim.check(loaded) if claim is not None else None
     if checked is not None:
         facts["assumes"] = still_assumed(checked)
@@ -131,6 +137,25 @@ def command(
     report.result(facts, *lines)
     report.remark(*_remarks(verdict))
     return 0 if verdict.stained and (checked is None or checked.holds) else 1
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    from stainlock.verification import SIGNIFICANCE
+
+    facts = dataclasses.asdict(verdict)
+    return {"verdict": "stained" if facts.pop("stained") else "not stained", **facts, "significance": SIGNIFICANCE}
+
+
+def _report_each(report: Report, files: Sequence[Path], verdicts: Sequence[Verdict], *, also_responses: bool) -> int:
+    """One line a key; the fields of the clearest verdict, and all of them as ``results``."""
+    best = min(verdicts, key=lambda verdict: verdict.log10_p_value)
+    results = [{"key": str(file), **_facts(own)} for file, own in zip(files, verdicts, strict=True)]
+    lines = [f"{file}: {_sentence(own, also_responses)}" for file, own in zip(files, verdicts, strict=True)]
+    if best.assumes:
+        lines.append(f"assumes that {best.assumes}")
+    report.result({**_facts(best), "results": results}, *lines)
+    report.remark(f"p-values are {len(files)} times what each key alone would have: so many keys were tried")
+    return 0 if best.stained else 1
 
 
 @dataclass
@@ -246,7 +271,9 @@ def _sentence(verdict: Verdict, also_responses: bool) -> str:
 
 
 def _remarks(verdict: Verdict) -> list[str]:
-    lines = [_MEANING[verdict.method]] if verdict.stained else []
+    from stainlock.verification import SIGNIFICANCE
+
+    lines = [_MEANING[verdict.method] if verdict.stained else f"it would be called stained at p ≤ {SIGNIFICANCE:g}"]
     if verdict.message is not None:
         lines.append(f"message: {verdict.message}")
     if verdict.largest_natural is not None:

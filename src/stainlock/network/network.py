@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +24,8 @@ from stainlock.network.trace import Shapes, TracedPart, trace, tracing_problem
 from stainlock.target import Target, check_editable, evaluation_mode, running_on
 from stainlock.tensors import has
 
+_shared: ContextVar[dict[Any, Network] | None] = ContextVar("analyses", default=None)
+
 
 def analyse(target: Target) -> Network:
     """Trace the model and describe every Linear, Conv2d and ConvTranspose2d it calls.
@@ -28,6 +33,26 @@ def analyse(target: Target) -> Network:
     >>> list(sl.analyse(target).sites)
     ['0', '3', '7']
     """
+    known = _shared.get()
+    conventions = (id(target.model), target.part, target.input_shape, target.mean, target.std, target.bounds)
+    if known is None:
+        return _analysed(target)
+    if conventions not in known:
+        known[conventions] = _analysed(target)
+    return known[conventions]
+
+
+@contextmanager
+def sharing_analysis() -> Iterator[None]:
+    """Inside, a model that stays as it is is analysed once, however often it is asked for."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def _analysed(target: Target) -> Network:
     check_editable(target)
     example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
     with evaluation_mode(target.model), torch.no_grad(), running_on(target):

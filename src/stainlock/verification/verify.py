@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 
 from stainlock.key import Key
+from stainlock.network.network import sharing_analysis
 from stainlock.target import Target
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
 from stainlock.verification.response import largest_natural, verify_response
-from stainlock.verification.verdict import SIGNIFICANCE, Verdict
+from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 from stainlock.verification.weights import for_two_looks, verify_weights
 
 Method = Literal["auto", "weights", "response", "output"]
 Suspect = Target | nn.Module | Mapping[str, Tensor] | Callable[[Tensor], Any]
 
 
+@overload
 def verify(
     suspect: Suspect,
     key: Key,
@@ -31,8 +34,13 @@ def verify(
     significance: float = SIGNIFICANCE,
     build: Callable[[], Target | None] | None = None,
     normalised: bool = False,
-) -> Verdict:
-    """Whether the suspect carries the key's stain.
+) -> Verdict: ...
+@overload
+def verify(suspect: Suspect, key: Sequence[Key], **options: Any) -> list[Verdict]: ...
+def verify(suspect: Suspect, key: Key | Sequence[Key], **options: Any) -> Verdict | list[Verdict]:
+    """Whether the suspect carries the key's stain; with a list of keys one verdict for each.
+
+    Several keys share the model, its analysis and, of a bundle, what is built; p-values pay for the number of keys.
 
     ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
     for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs: it is given pixels
@@ -40,9 +48,46 @@ def verify(
     reporting the largest natural response beside the trigger's. ``reference`` is the owner's own model, `Reference.of`
     it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build`` makes the model of a
     suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't show the stain.
+
     >>> sl.verify(stained, key).stained, sl.verify(target, key, method="weights").stained
     (True, False)
     """
+    return _verify_one(suspect, key, **options) if isinstance(key, Key) else _verify_each(suspect, list(key), **options)
+
+
+def _verify_each(
+    suspect: Suspect,
+    keys: list[Key],
+    *,
+    significance: float = SIGNIFICANCE,
+    natural: Iterable[Tensor] | None = None,
+    build: Callable[[], Target | None] | None = None,
+    **options: Any,
+) -> list[Verdict]:
+    """One verdict a key. With n keys each has n times the chance of a false alarm."""
+    if not keys:
+        raise ValueError("expected at least one key to verify with, got none")
+    if options.get("reference") is not None and len(keys) > 1:
+        raise ValueError(f"expected one key with a reference, which belongs to that key's layer, got {len(keys)}")
+    if not 0 < significance < 1:
+        raise ValueError(f"expected a significance within (0, 1), got {significance}")
+    options |= {"natural": None if natural is None else list(natural), "build": None if build is None else cache(build)}
+    with sharing_analysis():
+        found = [_verify_one(suspect, key, significance=significance / len(keys), **options) for key in keys]
+    return [concluded(v, v.log10_p_value * math.log(10) + math.log(len(keys)), significance) for v in found]
+
+
+def _verify_one(
+    suspect: Suspect,
+    key: Key,
+    *,
+    method: Method = "auto",
+    natural: Iterable[Tensor] | None = None,
+    reference: Reference | None = None,
+    significance: float = SIGNIFICANCE,
+    build: Callable[[], Target | None] | None = None,
+    normalised: bool = False,
+) -> Verdict:
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
     key.check_stain("verify")

@@ -139,12 +139,16 @@ def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor)
         alone = replace(structure, gates=(gated,))
         if _cancels(target, keyed_plan(target, alone, bits).apply(target), alone, trigger):
             kept.append(gated)
-    structure = replace(structure, gates=tuple(kept))
-    plan = keyed_plan(target, structure, bits)
-    locked = plan.apply(target)
-    if not kept or not _cancels(target, locked, structure, trigger):
-        raise ModelError("the model can't be locked: with the patch its outputs differ from the original's")
-    return locked, plan
+    if kept:
+        structure = replace(structure, gates=tuple(kept))
+        plan = keyed_plan(target, structure, bits)
+        locked = plan.apply(target)
+        if _cancels(target, locked, structure, trigger):
+            return locked, plan
+    raise ModelError(
+        "the model can't be locked: no permutation both ruins its outputs and leaves them exact with the patch, as"
+        " where they hardly depend on the image; check its weights"
+    )
 
 
 def _cancels(target: Target, locked: Target, structure: Structure, trigger: Tensor) -> bool:

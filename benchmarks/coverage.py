@@ -1,0 +1,169 @@
+"""Which models are stained and locked: a sweep over families of models with random weights, and its table.
+
+    python benchmarks/coverage.py FOLDER [--library timm] [--everything] [--most MILLIONS]
+
+Every model is stained by default and verified by weights (the stained copy must be, the original must not be), and
+locked by default (keyed): with the patch its outputs must be the original's to 1e−3 of their spread, without it they
+must differ. What happens is kept in FOLDER/units.jsonl, where a sweep that was stopped goes on; FOLDER/matrix.md is the
+table. Times are CPU seconds of one thread, in forward passes of one image of the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coverage_models import LIBRARIES, built, listed
+from stainlock import Target, __version__, lock, stain, verify
+from stainlock.errors import StainlockError
+from stainlock.probes import synthetic_inputs
+from stainlock.sweeps import Unit, run_sweep
+from stainlock.target import evaluation_mode
+from stainlock.tensors import tensors_in
+
+_EXACT, _RUINED = 1e-3, 0.1
+
+
+@dataclass(frozen=True)
+class Coverage:
+    libraries: tuple[str, ...]
+    everything: bool
+    most: float  # millions of parameters
+
+    def units(self) -> list[Unit]:
+        names = [name for library in self.libraries for name in listed(library, everything=self.everything)]
+        return [Unit(name, {"model": name}) for name in names]
+
+    def identity(self) -> dict[str, Any]:
+        return {"version": __version__, "most": self.most}
+
+    def prepare(self) -> None:
+        return None
+
+    def run(self, state: None, unit: Unit) -> list[dict[str, Any]]:
+        row: dict[str, Any] = {"model": unit.facts["model"], "millions": None}
+        made: list[Target] = []
+        row["built"] = _outcome(lambda: made.append(built(unit.facts["model"])))
+        if not made:
+            return [row]
+        target = made[0]
+        row["millions"] = round(sum(p.numel() for p in target.model.parameters()) / 1e6, 2)
+        if row["millions"] > self.most:
+            return [{**row, "built": "too large for this sweep"}]
+        row["forward"] = _seconds(lambda: target.predict(synthetic_inputs(target, 1, _generator())), target)
+        for name, attempt in (("stain", _stained), ("lock", _locked)):
+            start = time.process_time()
+            row[name] = _outcome(lambda attempt=attempt: attempt(target))  # type: ignore[misc]
+            row[f"{name}_passes"] = round((time.process_time() - start) / max(row["forward"], 1e-9), 1)
+        return [row]
+
+
+def _stained(target: Target) -> None:
+    marked, key = stain(target, seed=0)
+    if not verify(marked, key, method="weights").stained:
+        raise AssertionError("the stain is not found")
+    if verify(target, key, method="weights").stained:
+        raise AssertionError("the original is taken for stained")
+
+
+def _locked(target: Target) -> None:
+    locked, key = lock(target, seed=0)
+    images = synthetic_inputs(target, 2, _generator())
+    patched = key.unlock_transform(normalise=False)(images)
+    seen = patched if key.carrier == "patch" else images
+    original, unlocked, without = _answers(target, seen), _answers(locked, patched), _answers(locked, images)
+    error = max(_difference(a, b) for a, b in zip(original, unlocked, strict=True))
+    if not error <= _EXACT:
+        raise AssertionError(f"unlocked outputs are off by {error:.1e} of their spread")
+    plain = _answers(target, images)
+    if not any(_difference(a, b) > _RUINED for a, b in zip(plain, without, strict=True)):
+        raise AssertionError("locked outputs are those of the original")
+
+
+def _answers(target: Target, pixels: Tensor) -> list[Tensor]:
+    with evaluation_mode(target.model), torch.no_grad():
+        output = target.run_traced(pixels)
+    return [t.double() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
+
+
+def _difference(expected: Tensor, got: Tensor) -> float:
+    if expected.shape != got.shape:
+        return float("inf")
+    return float((expected - got).abs().max() / expected.std().clamp(min=1e-12)) if expected.numel() > 1 else 0.0
+
+
+def _outcome(attempt: Callable[[], Any]) -> str:
+    """``yes``, ``refused: why``, or ``crashed: how``."""
+    try:
+        attempt()
+    except StainlockError as error:
+        return f"refused: {' '.join(str(error).split())[:200]}"
+    except Exception as error:
+        return f"crashed: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return "yes"
+
+
+def _seconds(run: Callable[[], Any], target: Target) -> float:
+    with evaluation_mode(target.model), torch.no_grad():
+        try:
+            run()
+            start = time.process_time()
+            run()
+        except Exception:
+            return 0.0
+    return time.process_time() - start
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
+
+
+def matrix(rows: list[dict[str, Any]]) -> str:
+    """The table by library, and below it every model that was refused or crashed, with the reason."""
+    libraries = defaultdict(list)
+    for row in rows:
+        if "stain" in row:
+            libraries[row["model"].partition(":")[0]].append(row)
+    lines = [
+        "| library | models | stained | keyed lock | crashes | passes of a stain, median | largest |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for library, own in libraries.items():
+        counts = {name: Counter(row[name].partition(":")[0] for row in own) for name in ("stain", "lock")}
+        crashes = sum(count["crashed"] for count in counts.values())
+        passes = sorted(row["stain_passes"] for row in own if row["stain"] == "yes" and row["forward"] > 0)
+        usual = f"{passes[len(passes) // 2]:.0f} | {passes[-1]:.0f}" if passes else "– | –"
+        lines.append(
+            f"| {library} | {len(own)} | {counts['stain']['yes']} | {counts['lock']['yes']} | {crashes} | {usual} |"
+        )
+    lines += ["", "| model | verb | what it says |", "|---|---|---|"]
+    for row in rows:
+        for name in ("built", "stain", "lock"):
+            if name in row and row[name] != "yes":
+                lines.append(f"| {row['model']} | {'' if name == 'built' else name} | {row[name].replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--library", action="append", choices=LIBRARIES, default=[])
+    parser.add_argument("--everything", action="store_true", help="all of torchvision's models, not one of each family")
+    parser.add_argument("--most", type=float, default=40.0, metavar="MILLIONS", help="leave out larger models")
+    options = parser.parse_args()
+    work = Coverage(tuple(options.library) or LIBRARIES, options.everything, options.most)
+    rows = run_sweep(work, options.folder, progress=lambda done, total: print(f"{done}/{total}", flush=True))
+    (options.folder / "matrix.md").write_text(matrix(rows), encoding="utf-8")
+    print(matrix(rows))
+
+
+if __name__ == "__main__":
+    main()

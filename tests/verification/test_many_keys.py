@@ -1,0 +1,90 @@
+"""Several keys at once: one verdict each, paid for by their number, with one analysis of the suspect."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from torch import nn
+
+from stainlock import Key, Target, save_bundle, stain, verify
+from stainlock.cli import main
+from stainlock.network import network
+from stainlock.verification.reference import Reference
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        layers = [
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ]
+        super().__init__(*layers, nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="module")
+def marked() -> tuple[Target, Target, list[Key]]:
+    """A model, its stained copy, and its key among four of others."""
+    target = Target(models.seeded(Net), (3, 16, 16), **models.UNIT, reference="mine.py:net")
+    stained, key = stain(target, seed=1, site="2")
+    return target, stained, [stain(target, seed=seed, site="2")[1] for seed in (2, 3)] + [key]
+
+
+def test_every_key_gets_its_verdict_and_pays_for_all(marked: tuple[Target, Target, list[Key]]) -> None:
+    _, stained, keys = marked
+    verdicts = verify(stained, keys, method="weights")
+    assert [v.stained for v in verdicts] == [False, False, True]
+    for verdict, key in zip(verdicts, keys, strict=True):
+        alone = verify(stained, key, method="weights")
+        assert verdict.log10_p_value == pytest.approx(min(0, alone.log10_p_value + math.log10(3)), abs=1e-9)
+
+
+def test_the_original_is_not_stained_with_any_of_them(marked: tuple[Target, Target, list[Key]]) -> None:
+    target, _, keys = marked
+    assert not any(v.stained for v in verify(target, keys, method="weights"))
+
+
+def test_the_suspect_is_analysed_once(marked: tuple[Target, Target, list[Key]], monkeypatch: Any) -> None:
+    target, _, keys = marked
+    runs: list[Target] = []
+    own = network._analysed
+    monkeypatch.setattr(network, "_analysed", lambda given: runs.append(given) or own(given))
+    verify(target, keys[:2], method="response")
+    assert len(runs) == 1
+    network.analyse(target)
+    assert len(runs) == 2, "nothing is remembered afterwards: the model may change"
+
+
+def test_wrong_numbers_of_keys(marked: tuple[Target, Target, list[Key]]) -> None:
+    target, stained, keys = marked
+    with pytest.raises(ValueError, match="at least one key"):
+        verify(stained, [])
+    with pytest.raises(ValueError, match="one key with a reference"):
+        verify(stained, keys, reference=Reference(target, network.analyse(target).site("2"), ()))
+
+
+def test_the_command_line_takes_several_keys(
+    marked: tuple[Target, Target, list[Key]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, stained, keys = marked
+    save_bundle(stained, tmp_path / "suspect")
+    options = []
+    for i, key in enumerate(keys):
+        key.save(tmp_path / f"{i}.key")
+        options += ["--key", str(tmp_path / f"{i}.key")]
+    suspect = str(tmp_path / "suspect" / "model.safetensors")
+    assert main(["verify", suspect, *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "stained"
+    assert [r["verdict"] for r in found["results"]] == ["not stained", "not stained", "stained"]
+    assert found["significance"] == 1e-6
+    assert main(["verify", suspect, *options[:4], "--json"]) == 1
+    assert main(["verify", suspect, *options, "--commitment", str(tmp_path / "none.json")]) == 2
