@@ -28,7 +28,7 @@ LAYERS = (
     # Measuring what that costs and withstands
     "evaluation", "object_detection", "attacks", "clients",
     # Whole programs
-    "figures", "demo", "cli",
+    "figures", "demo", "releases", "cli",
 )  # fmt: skip
 
 # Imports that go up all the same, for types or when a function is called, and why.

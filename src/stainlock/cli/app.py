@@ -28,6 +28,7 @@ VERBS = (
     "clients",
     "verify",
     "commit",
+    "protect",
     "evaluate",
     "certify",
     "attack",
@@ -84,7 +85,8 @@ class _Verbs(click.Group):
 @click.version_option(__version__, prog_name="stainlock", message="%(prog)s %(version)s")
 @click.pass_context
 def stainlock(context: click.Context) -> None:
-    """Stain trained vision models, to prove later that they are yours, and lock them.
+    """Stain trained vision models, to prove later that they are yours, and lock them, so that only clients with the
+    patch can use them.
 
     MODEL is torchvision:NAME, timm:NAME, smp:NAME, hf:DIR, ultralytics:FILE, FILE.py:FACTORY, or a bundle directory.
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 
-@click.command("apply")
+@click.command("apply", cls=Verb)
 @click.argument("base")
 @click.argument("delta", type=FILE)
 @click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the model goes, as a bundle.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MOST_IMAGES = 1000
 
 
-@click.command("attack")
+@click.command("attack", cls=Verb)
 @click.argument("model", required=False)
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="The owner's key.")
 @click.option("--data", type=FILE, metavar="DIR", help="Images, labelled where performance is to be measured: half are"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
@@ -34,7 +35,7 @@ _MEANING = {
 }
 
 
-@click.command("certify")
+@click.command("certify", cls=Verb)
 @click.argument("model")
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, which the key's trigger is not among.")
@@ -42,10 +43,10 @@ _MEANING = {
               " inputs of the --law.")  # fmt: skip
 @click.option("--law", type=click.Choice(["uniform", "normal"]), default="uniform", show_default=True,
               help="Of --noise: uniform within the model's bounds, or standard normal.")  # fmt: skip
-@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: an image, which"
-              " fires if any position of the layer does (the default), or a position, as in the paper.")  # fmt: skip
+@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as a sample: an image, which"
+              " fires if any position of a layer does, or a position, as in the paper.  [default: image]")  # fmt: skip
 @click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
-@click.option("--threshold", type=float, help="For the unit detector's response; by default where it begins to fire.")
+@click.option("--threshold", type=float, help="For the unit detector's response.  [default: where it begins to fire]")
 @click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
 @click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate in full. Keep it as the key: with"
               " the model and the images it tells the stained channel.")  # fmt: skip
@@ -54,7 +55,7 @@ _MEANING = {
 @click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds;"
               " a secret, too.")  # fmt: skip
 @click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate and say whether"
-              " it holds (exit status 0) or not (1).")  # fmt: skip
+              " it holds (exit status 0) or not (exit status 1).")  # fmt: skip
 @code_options
 @weights_option
 @seed_option("Seed of --noise and of --weights random.")

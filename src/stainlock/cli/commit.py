@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
 
 
-@click.command("commit")
+@click.command("commit", cls=Verb)
 @click.argument("model", required=False)
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="The owner's key.")
 @click.option("--out", type=FILE, metavar="FILE.json", help="Where the commitment goes. It tells nothing: publish it.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, output_options, seed_option
 from stainlock.cli.report import Report
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from stainlock.demo import Demonstration
 
 
-@click.command("demo")
+@click.command("demo", cls=Verb)
 @click.option("--out", type=FILE, default=Path("demo-output"), show_default=True, metavar="DIR", help="Where to write.")
 @seed_option("Makes the run repeatable, secrets included.")
 @output_options

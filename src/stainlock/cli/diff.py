@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_models, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 
-@click.command("diff")
+@click.command("diff", cls=Verb)
 @click.argument("base")
 @click.argument("model")
 @click.option("--out", type=FILE, metavar="DELTA", help="Also write the changes as a file for `stainlock apply`.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from stainlock.target import Target
 
 
-@click.command("evaluate")
+@click.command("evaluate", cls=Verb)
 @click.argument("model")
 @click.option("--data", type=FILE, metavar="DIR", help="Labelled images: labels.csv or class folders; for a"
               " detector a COCO folder.")  # fmt: skip

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 
-@click.command("export")
+@click.command("export", cls=Verb)
 @click.argument("model")
 @click.option("--out", type=FILE, required=True, metavar="FILE", help="Where it goes: .safetensors, .onnx or .pt2.")
 @click.option("--format", type=click.Choice(["safetensors", "onnx", "torch-export"]), help="Which form.  [default:"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from stainlock.stains.suitability import Suitability
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Verb)
 @click.argument("model")
 @click.option("--suitability", is_flag=True, help="Also measure at every usable site how far a trigger stands out.")
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images for --suitability, instead of synthetic inputs.")

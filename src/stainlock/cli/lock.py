@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import (
     FILE,
     Code,
@@ -40,7 +41,7 @@ _TOLD = (
 def _keyed_options(verb: Any) -> Any:
     """Options of the kind keyed."""
     options = [
-        click.option("--bits", type=int, metavar="B", help="Of a keyed lock: bits of the key (128)."),
+        click.option("--bits", type=int, metavar="B", help="Of a keyed lock: bits of the key.  [default: 128]"),
         click.option("--tile", type=int, metavar="N", help="Of a keyed lock: side of a bit's tile, in pixels."),
         click.option("--patch", type=Size(), help="Of a keyed lock: the patch's size in pixels."),
         click.option(
@@ -48,7 +49,7 @@ def _keyed_options(verb: Any) -> Any:
             type=click.Choice(["patch", "strip"]),
             help="Of a keyed lock: a patch in the image's corner, or a strip above it that the network does not see.",
         ),
-        click.option("--rounds", type=int, help="Of a keyed lock: rounds of ChaCha, 8, 12 or 20 (8)."),
+        click.option("--rounds", type=int, help="Of a keyed lock: rounds of ChaCha, 8, 12 or 20.  [default: 8]"),
     ]
     for option in reversed(options):
         verb = option(verb)
@@ -58,40 +59,44 @@ def _keyed_options(verb: Any) -> Any:
 def _convolutional_options(verb: Any) -> Any:
     """Options of the kinds internal and squeeze-excite."""
     options = [
-        click.option("--site", metavar="S", help="The layer of the detectors; a good one is chosen when not given."),
-        click.option("--count", type=click.IntRange(min=1), help="Detectors; the patch must excite all of them (1)."),
+        click.option("--site", metavar="S", help="The layer of the detectors.  [default: a good one]"),
+        click.option(
+            "--count", type=click.IntRange(min=1), help="Detectors; the patch must excite all of them.  [default: 1]"
+        ),
         click.option(
             "--gates",
             metavar="N|spread|NAME,NAME",
-            help="Of a keyed lock: layers that get a gate, so many, one of every two, or by name (all). Of others:"
-            " blocks whose gates are turned (as many new ones as it takes, or 1).",
+            help="Of a keyed lock: layers that get a gate, so many, one of every two, or by name; of others"
+            " blocks whose gates are turned.  [default: all; of others as many new ones as it takes, or 1]",
         ),
         click.option(
             "--blocks",
             type=click.Choice(["any", "existing", "inserted"]),
-            help="Which squeeze-and-excite blocks: the model's own, or new ones (any).",
+            help="Which squeeze-and-excite blocks: the model's own, or new ones.  [default: any]",
         ),
         click.option(
             "--gate-form",
             type=click.Choice(["signed", "shifts", "gains", "constant", "random"]),
             help="A new block when unlocked: gains of either sign and shifts, gains above 0 and shifts, gains, one"
-            " constant, or the paper's (signed).",
+            " constant, or the paper's.  [default: signed]",
         ),
         click.option(
             "--place",
             type=click.Choice(["any", "corner", "anywhere"]),
-            help="Where the patch opens gates: at the corner alone, or wherever a stride keeps it (any).",
+            help="Where the patch opens gates: at the corner alone, or wherever a stride keeps it.  [default: any]",
         ),
         click.option(
             "--conduit",
             type=click.Choice(["taps", "ones"]),
-            help="Kernels that carry the signal: one tap, or the paper's all ones (taps).",
+            help="Kernels that carry the signal: one tap, or the paper's all ones.  [default: taps]",
         ),
         click.option(
-            "--obfuscate/--plain", default=None, help="Hide the lock among the layers' own weights (obfuscate)."
+            "--obfuscate/--plain",
+            default=None,
+            help="Hide the lock among the layers' weights.  [default: obfuscate]",
         ),
         click.option(
-            "--strength", type=click.FloatRange(min=0, min_open=True), help="Of the disruption; enough by default."
+            "--strength", type=click.FloatRange(min=0, min_open=True), help="Of the disruption.  [default: enough]"
         ),
     ]
     for option in reversed(options):
@@ -103,7 +108,7 @@ def _convolutional_options(verb: Any) -> Any:
 _OLD_SPELLINGS = {"--detectors": "--count", "--tries": "--restarts", "--scale": "--strength"}
 
 
-class _RenamedOptions(click.Command):
+class _RenamedOptions(Verb):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         pairs = (argument.partition("=") for argument in args)
         return super().parse_args(
@@ -123,9 +128,13 @@ class _RenamedOptions(click.Command):
 )
 @_keyed_options
 @_convolutional_options
-@click.option("--recipe", type=click.Choice(["exact", "paper"]), help="Of a vit lock: ours, or the paper's (exact).")
-@click.option("--noise", type=click.Choice(["uniform", "normal"]), help="Of a gan lock: the noise's law (uniform).")
-@click.option("--dimensions", type=click.IntRange(min=1), help="Of a gan lock: more noise inputs (20).")
+@click.option(
+    "--recipe", type=click.Choice(["exact", "paper"]), help="Of a vit lock: ours, or the paper's.  [default: exact]"
+)
+@click.option(
+    "--noise", type=click.Choice(["uniform", "normal"]), help="Of a gan lock: the noise's law.  [default: uniform]"
+)
+@click.option("--dimensions", type=click.IntRange(min=1), help="Of a gan lock: more noise inputs.  [default: 20]")
 @click.option("--discriminator", metavar="MODEL", help="Of a gan lock: a model that judges its images.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of the search.")
 @click.option("--restarts", type=click.IntRange(min=1), help="Detectors to draw; the clearest is taken.")

@@ -122,7 +122,7 @@ def weights_option(verb: Verb) -> Verb:
         "--weights",
         metavar="FILE|pretrained|random",
         help="Weights of a library's or factory's model: a .safetensors, .pt or .pth file, 'pretrained' (the"
-        " library's own, a download; the default) or 'random'.",
+        " library's own, a download) or 'random'.  [default: pretrained]",
     )(verb)
 
 

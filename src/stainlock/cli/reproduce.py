@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from stainlock.figures import Figure
 
 
-@click.command("reproduce")
+@click.command("reproduce", cls=Verb)
 @click.argument("figure", required=False)
 @click.option("--list", "listed", is_flag=True, help="List the figures with what they need and cost, and exit.")
 @click.option("--quick", is_flag=True, help="Minutes on two cores, with small models instead of the paper's.")

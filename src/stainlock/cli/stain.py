@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import (
     FILE,
     Code,
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 _SMALLEST_PICTURE = 8
 
 
-@click.command("stain")
+@click.command("stain", cls=Verb)
 @click.argument("model")
 @protection_options("stained")
-@click.option("--site", metavar="S", help="The layer to stain; a good one is chosen when not given.")
+@click.option("--site", metavar="S", help="The layer to stain.  [default: a good one]")
 @click.option("--additive", is_flag=True, help="Add the detector to a neuron instead of replacing one.")
 @click.option(
     "--schema",
@@ -53,7 +54,7 @@ _SMALLEST_PICTURE = 8
     type=click.IntRange(min=0),
     multiple=True,
     metavar="C",
-    help="The class the schema output gives its triggers; repeat it for one each. Random, and best so, by default.",
+    help="The class the schema output gives its triggers; repeat it for one each.  [default: random, and best so]",
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Detectors.  [default: 1; with --schema output"
               " as many as a proof by outputs takes]")  # fmt: skip
@@ -72,7 +73,7 @@ _SMALLEST_PICTURE = 8
     show_default=True,
     help="Which of the layer's responses the trigger maximises.",
 )
-@click.option("--position", type=Position(), help="The position to maximise; the middle by default.")
+@click.option("--position", type=Position(), help="The position to maximise.  [default: the middle]")
 @click.option(
     "--steps",
     type=click.IntRange(min=2),

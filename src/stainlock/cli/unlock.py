@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, Size, load_model, output_options
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from stainlock.unlocking.patch_file import Patch
 
 
-@click.command("unlock")
+@click.command("unlock", cls=Verb)
 @click.argument("inputs", nargs=-1, type=FILE)
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="The lock's key, which the owner has.")
 @click.option("--patch", "patch_file", type=FILE, metavar="FILE.png", help="Instead of --key: the patch, which the"

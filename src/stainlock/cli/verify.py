@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options, still_assumed
+from stainlock.cli.help import Verb
 from stainlock.cli.options import (
     FILE,
     NO_CODE,
@@ -42,7 +43,7 @@ _MEANING = {
 }
 
 
-@click.command("verify")
+@click.command("verify", cls=Verb)
 @click.argument("suspect")
 @click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key."
               " With several --key each is looked for, and p-values pay for their number.")  # fmt: skip

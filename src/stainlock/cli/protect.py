@@ -1,0 +1,43 @@
+"""`stainlock protect`: a whole release from one file of settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stainlock.cli.help import Verb
+from stainlock.cli.options import FILE, output_options
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from stainlock.releases import Made
+
+
+@click.command("protect", cls=Verb)
+@click.argument("config", type=FILE)
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Makes the run, its secrets included, repeatable:"
+              " leave it out for real protection.")  # fmt: skip
+@output_options
+def command(report: Report, config: Path, seed: int | None) -> None:
+    """Stain, lock, certify, commit, client kit and report in one go, as CONFIG, a TOML file, says.
+
+    Run it again and it goes on where it was interrupted; what was made stays as it is. Settings or weights that changed
+    since are refused. Paths in the file are relative to it.
+    """
+    from stainlock.releases import protect, read_config
+
+    settings = read_config(config)
+    if seed is not None:
+        settings = dataclasses.replace(settings, seed=seed)
+
+    def finished(made: Made) -> None:
+        report.remark(f"{made.step:8} {made.out or '-'}{f'  ({made.note})' if made.note else ''}")
+
+    done = protect(settings, finished=finished)
+    steps = [dataclasses.asdict(made) for made in done]
+    report.result({"steps": steps, "out": str(settings.out)}, f"protected: {settings.out / 'report.html'}")
+    if (settings.out / "client").exists():
+        report.remark(f"ship {settings.out / 'client'}; keep everything else that report.html names")

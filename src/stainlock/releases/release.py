@@ -1,0 +1,216 @@
+"""protect(): stain, lock, certify, commit, client kit, report; a step that was made stays as it is.
+
+    model → stained/, stain.key → locked/, lock.key → certificates, commitment.json, client/, report.html
+
+Every step appears whole or not at all, and each is made from the files of those before it, so that a run that was
+interrupted, or is repeated by a pipeline, ends with the same release. ``release.json`` says what settings and which
+weights the release is of; others are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stainlock.certificates import certify
+from stainlock.certificates.keyed import certify_keyed
+from stainlock.commitments import Signer, commit
+from stainlock.errors import FileError
+from stainlock.evaluation import Images
+from stainlock.key import Key
+from stainlock.kits.kit import Kit, write_kit
+from stainlock.locks import lock
+from stainlock.models.bundle import Bundle, write_bundle
+from stainlock.models.references import load_reference
+from stainlock.releases.config import Config
+from stainlock.releases.page import release_page
+from stainlock.stains import stain
+from stainlock.storage.durable import make_folder, write_file
+from stainlock.storage.files import model_digest, read_json
+from stainlock.storage.staging import Staging
+from stainlock.target import Target
+from stainlock.verification import verify
+
+STEPS = ("stain", "lock", "certify", "commit", "client", "report")
+_STATE = "release.json"
+_USUAL_LIMIT = 1000  # images that a certificate looks at
+
+
+@dataclass(frozen=True)
+class Made:
+    """A step: what it wrote, how long it took, and why it was left out or not made again, if so."""
+
+    step: str
+    out: str | None
+    seconds: float
+    note: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def protect(config: Config, *, finished: Callable[[Made], None] | None = None) -> list[Made]:
+    """Make every step of a release that is not made yet; ``finished`` is told of each."""
+    release = _Release(config)
+    done: list[Made] = []
+    for step in STEPS:
+        start = time.perf_counter()
+        made = getattr(release, f"_{step}")()
+        done.append(replace(made, seconds=round(time.perf_counter() - start, 3)))
+        release.done = done
+        if finished:
+            finished(done[-1])
+    return done
+
+
+class _Release:
+    def __init__(self, config: Config) -> None:
+        self.config, self.out = config, config.out
+        self.done: list[Made] = []
+        if not (self.out / _STATE).exists() and self.out.exists() and any(self.out.iterdir()):
+            raise FileError(f"{self.out} is not empty and no release: choose another out")
+        base = load_reference(config.model, weights=config.weights, seed=config.seed or 0)
+        pixels: dict[str, Any] = {name: tuple(value) for name, value in config.pixels.items()}
+        self.base = replace(base, **pixels, known_from="given") if pixels else base
+        self._claim_folder()
+
+    def _claim_folder(self) -> None:
+        """Refuse a folder that another config, or other weights, made."""
+        mine = {"format": "stainlock-release", "config": self.config.digest, "base": model_digest(self.base.model)}
+        state = self.out / _STATE
+        if not state.exists():
+            make_folder(self.out)
+            write_file(state, (json.dumps(mine, indent=2) + "\n").encode())
+            return
+        found = read_json(state, "release's record")
+        for name, what in (("config", "other settings"), ("base", "other weights")):
+            if not isinstance(found, dict) or found.get(name) != mine[name]:
+                raise FileError(f"{self.out} was made with {what}: choose another out, or remove the folder")
+
+    @contextmanager
+    def _new(self, *names: str) -> Iterator[list[Path]]:
+        """Places for outputs that appear together."""
+        paths = [self.out / name for name in names]
+        with Staging(paths) as staging:
+            yield [staging.place(path) for path in paths]
+            staging.commit()
+
+    def _have(self, *names: str) -> bool:
+        return all((self.out / name).exists() for name in names)
+
+    def _read(self, name: str) -> Target:
+        return Bundle.read(self.out / name).build(model=self.base)
+
+    def _protected(self) -> Target:
+        return self._read("locked" if self.config.lock is not None else "stained")
+
+    def _stain(self) -> Made:
+        settings = self.config.stain
+        if settings is None:
+            return Made("stain", None, 0, "switched off")
+        note = "made before"
+        if not self._have("stained", "stain.key"):
+            stained, key = stain(self.base, seed=self.config.seed, **settings)
+            with self._new("stained", "stain.key") as (bundle, key_file):
+                bundle.mkdir()
+                bundle.chmod(0o755)
+                write_bundle(stained, bundle)
+                key.save(key_file)
+            note = ""
+        verdict = verify(self._read("stained"), Key.load(self.out / "stain.key"))
+        if not verdict.stained:
+            raise FileError(
+                f"{self.out / 'stained'} does not show its stain (p = {verdict.p_value:.2g}): remove {self.out}"
+            )
+        facts = {"p_value": verdict.p_value, "log10_p_value": verdict.log10_p_value, "method": verdict.method}
+        return Made("stain", str(self.out / "stained"), 0, note, facts)
+
+    def _lock(self) -> Made:
+        settings = self.config.lock
+        if settings is None:
+            return Made("lock", None, 0, "switched off")
+        note = "made before"
+        if not self._have("locked", "lock.key"):
+            base = self._read("stained") if self.config.stain is not None else self.base
+            locked, key = lock(base, seed=self.config.seed, **settings)
+            with self._new("locked", "lock.key") as (bundle, key_file):
+                bundle.mkdir()
+                bundle.chmod(0o755)
+                write_bundle(locked, bundle)
+                key.save(key_file)
+            note = ""
+        key = Key.load(self.out / "lock.key")
+        return Made("lock", str(self.out / "locked"), 0, note, {"kind": key.schema, "carrier": key.carrier})
+
+    def _certify(self) -> Made:
+        """The stain's certificate needs natural images; a keyed lock's bound is exact."""
+        if not self.config.certify:
+            return Made("certify", None, 0, "switched off")
+        facts: dict[str, Any] = {}
+        notes = []
+        if self.config.lock is not None:
+            key = Key.load(self.out / "lock.key")
+            if key.schema == "keyed":
+                facts["lock"] = dataclasses.asdict(certify_keyed(self._read("locked"), key, ()))
+        if self.config.stain is not None and self.config.data is None:
+            notes.append("the stain has no certificate: it needs data")
+        elif self.config.stain is not None:
+            file = self.out / "certificate.json"
+            if file.exists():
+                notes.append("made before")
+            else:
+                images = Images.from_folder(self.config.data or "")
+                limit = self.config.limit or _USUAL_LIMIT
+                found = certify(self._read("stained"), Key.load(self.out / "stain.key"), images, limit=limit)
+                with self._new("certificate.json") as (place,):
+                    found.save(place)
+            facts["stain"] = _certified(read_json(file, "certificate"))
+        written = self.out / "certificate.json"
+        return Made("certify", str(written) if written.exists() else None, 0, "; ".join(notes), facts)
+
+    def _commit(self) -> Made:
+        if self.config.commit is None or self.config.stain is None:
+            return Made("commit", None, 0, "switched off" if self.config.commit is None else "there is no stain")
+        note = "made before"
+        if not self._have("commitment.json"):
+            signing = self.config.signing_key
+            new = not signing.exists()
+            signer = Signer.new() if new else Signer.load(signing)
+            if new:
+                signer.save(signing)
+            key, weights = Key.load(self.out / "stain.key"), Bundle.read(self.out / "stained").weights
+            made = commit(weights, key, signer, statement=self.config.commit.get("statement", ""))
+            with self._new("commitment.json") as (place,):
+                made.save(place)
+            note = f"signed with a new key, {signing.name}: keep it" if new else ""
+        return Made("commit", str(self.out / "commitment.json"), 0, note)
+
+    def _client(self) -> Made:
+        if self.config.client is None:
+            return Made("client", None, 0, "switched off")
+        if self._have("client"):
+            return Made("client", str(self.out / "client"), 0, "made before")
+        key = Key.load(self.out / "lock.key") if self.config.lock is not None else None
+        with self._new("client") as (folder,):
+            folder.mkdir()
+            folder.chmod(0o755)
+            kit: Kit = write_kit(self._protected(), folder, key=key, format=self.config.client.get("format"))
+        facts = {"format": kit.format, "max_difference": kit.max_difference}
+        return Made("client", str(self.out / "client"), 0, kit.reason, facts)
+
+    def _report(self) -> Made:
+        """Always anew: it tells of the files that there are."""
+        rows = [(m.step, Path(m.out).name if m.out else "", m.note, m.facts) for m in self.done]
+        write_file(self.out / "report.html", release_page(self.config, self.base, rows).encode())
+        return Made("report", str(self.out / "report.html"), 0)
+
+
+def _certified(facts: Any) -> dict[str, Any]:
+    """What of a certificate is told in the report: the number to quote."""
+    bounds = facts.get("bounds", {}) if isinstance(facts, dict) else {}
+    return {"clopper_pearson": bounds.get("clopper_pearson"), "samples": facts.get("samples"),
+            "exceedances": facts.get("exceedances")}  # fmt: skip
