@@ -28,7 +28,7 @@ from stainlock.kits.kit import Kit, write_kit
 from stainlock.locks import lock
 from stainlock.models.bundle import Bundle, write_bundle
 from stainlock.models.references import load_reference
-from stainlock.releases.config import Config
+from stainlock.releases.config import Config, read_config
 from stainlock.releases.page import release_page
 from stainlock.stains import stain
 from stainlock.storage.durable import make_folder, write_file
@@ -53,9 +53,22 @@ class Made:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def protect(config: Config, *, finished: Callable[[Made], None] | None = None) -> list[Made]:
-    """Make every step of a release that is not made yet; ``finished`` is told of each."""
-    release = _Release(config)
+def protect(config: Config | str | Path, *, finished: Callable[[Made], None] | None = None) -> list[Made]:
+    """Make every step of a release that is not made yet, as a TOML file says; ``finished`` is told of each.
+
+    >>> from pathlib import Path
+    >>> _ = Path("net.py").write_text(
+    ...     "from torch import nn\\n"
+    ...     "def net():\\n"
+    ...     "    return nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(),\\n"
+    ...     "                         nn.Linear(32 * 28 * 28, 4))\\n"
+    ... )
+    >>> settings = 'model = "net.py:net"\\nout = "release"\\ncommit = false\\n[pixels]\\ninput_shape = [3, 32, 32]\\n'
+    >>> _ = Path("release.toml").write_text(settings)
+    >>> [made.step for made in sl.protect("release.toml")]
+    ['stain', 'lock', 'certify', 'commit', 'client', 'report']
+    """
+    release = _Release(config if isinstance(config, Config) else read_config(config))
     done: list[Made] = []
     for step in STEPS:
         start = time.perf_counter()
