@@ -2,9 +2,9 @@
 
 ``make mutants``, or ``python benchmarks/mutants.py``, copies the package to a temporary folder, makes one change of
 `mutant_list.MUTANTS` there, runs the tests named with it, and goes on to the next. A mutant is caught if one of them
-fails, or if they don't end within five minutes. At the end the tests that failed must pass on the package as it is. A
-snippet that is not in its file exactly once is an error, so that the list stays true to the code. The exit status is 1
-where less than 95 % are caught. ``--only`` takes mutants whose file or snippet contains a word.
+fails, or if they take more than five minutes of a processor. At the end the tests that failed must pass on the package
+as it is. A snippet that is not in its file exactly once is an error, so that the list stays true to the code. The exit
+status is 1 where less than 95 % are caught. ``--only`` takes mutants whose file or snippet contains a word.
 
 What came of each is kept in ``.mutants.json``: as long as neither the package nor a test changes nothing is run again,
 and afterwards the test that failed last time is tried first.
@@ -19,7 +19,9 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -45,7 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "stainlock"
 GOAL = 0.95
 _BROKEN = 70  # exit status where pytest itself breaks, which catches nothing
-SECONDS = 300  # more than the tests of any mutant take; a mutant that hangs was noticed
+SECONDS = 300  # of a processor: more than the tests of any mutant take; a mutant that hangs was noticed
 
 
 def misplaced(mutants: Sequence[Mutant]) -> list[str]:
@@ -54,21 +56,19 @@ def misplaced(mutants: Sequence[Mutant]) -> list[str]:
     return [f"{m.file}: expected this once, found it {times} times: {m.snippet}" for m, times in found if times != 1]
 
 
-def run_tests(source: Path, tests: Sequence[str], log: Path, seconds: float | None = SECONDS) -> int | None:
+def run_tests(source: Path, tests: Sequence[str], log: Path, seconds: int | None = SECONDS) -> int | None:
     """The exit status of pytest with the package in this folder; None where it did not end in time."""
-    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(source, tests, log))
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(source, tests, log, seconds))
     process.start()
-    process.join(seconds)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return None
-    return process.exitcode
+    process.join()
+    return None if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL) else process.exitcode
 
 
-def _pytest(source: Path, tests: Sequence[str], log: Path) -> None:
+def _pytest(source: Path, tests: Sequence[str], log: Path, seconds: int | None) -> None:
     os.chdir(ROOT)
     os.setpgrp()
+    if seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     torch.set_num_threads(1)
     sys.path.insert(0, str(source))
     sys.dont_write_bytecode = True

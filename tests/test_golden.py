@@ -161,6 +161,9 @@ def test_stains_are_found_in_the_stained_model_alone(name: str) -> None:
     for method, recorded in it.facts["verdicts"].items():
         for suspect, then in ((it.protected, recorded["protected"]), (it.base, recorded["original"])):
             found = verify(suspect, it.key, method=method)
+            if method == "response":  # version 0.1.0 compared the trigger with decoys, and was less sure
+                assert found.stained >= then["stained"] if suspect is it.protected else found.p_value > 1e-3
+                continue
             assert found.message == then["message"]
             if name.endswith(WEAKER_NOW):
                 assert found.stained <= then["stained"]

@@ -13,7 +13,7 @@ import torch
 from stainlock import Key, Target, stain, verify
 from stainlock.sphere import log_cap
 from stainlock.verification import Reference, response
-from stainlock.verification.verdict import Verdict
+from stainlock.verification.verdict import Verdict, concluded
 
 
 def by_response(suspect: Target, key: Key, reference: Reference) -> float:
@@ -114,3 +114,9 @@ def test_a_stain_of_the_maximum_is_found_by_response(additive: bool) -> None:
     reference = Reference.of(target, key, decoys=0)
     assert by_response(marked, key, reference) < -6
     assert by_response(target, key, reference) > -3
+
+
+def test_a_verdict_is_drawn_at_the_significance_and_nowhere_else() -> None:
+    nothing = Verdict(False, 1.0, 0.0, 0.0, "weights")
+    for factor, stained in ((0.99, True), (1.01, False), (10.0, False), (1e5, False)):
+        assert concluded(nothing, math.log(factor * 1e-6), 1e-6).stained == stained
