@@ -18,6 +18,7 @@ from typing import Any
 import models
 import mutations
 import numpy as np
+import registry_formats as clients
 import torch
 from mutations import spoil_bytes, spoil_json, spoil_packed, spoil_tensors
 from PIL import Image
@@ -371,6 +372,11 @@ FORMATS = {
         Format("certificate", "c.json", lambda: _certificates()[:1], _spoil_text, _use_certificate),
         Format("public-certificate", "c.json", lambda: _certificates()[1:], _spoil_text, _use_certificate),
         Format("commitment", "c.json", lambda: [_signed()[1].to_json().encode()], _spoil_commitment, _use_commitment),
+        Format("secret", "c.secret", lambda: clients.examples("secret"), clients.spoil, clients.use_secret),
+        Format("registry", "c.db", lambda: clients.examples("registry"), clients.spoil_registry, clients.use_registry),
+        Format("receipt", "r.json", lambda: clients.examples("receipt"), clients.spoil, clients.use_receipt),
+        Format("evidence", "e.json", lambda: clients.examples("evidence"), clients.spoil, clients.use_evidence),
+        Format("log", "l.json", lambda: clients.examples("log"), clients.spoil, clients.use_log),
         Format("rows", ROWS, _rows, _spoil_lines, _use_rows),
         Format("journal", UNITS, _journals, _spoil_lines, _use_journal),
         Format("safetensors", "w.safetensors", functools.cache(_safetensors), _spoil_safetensors, _use_weights),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -139,5 +140,7 @@ def explained(path: Path) -> Iterator[None]:
         raise FileError(f"can't use the registry {path} ({words})") from error
     except sqlite3.DatabaseError as error:
         raise FileError(f"{path} is not a registry of clients, or is damaged ({error})") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FileError(f"{path} is damaged: what it holds can't be read ({error})") from error
     except OSError as error:
         raise FileError(f"can't write {path} ({error.strerror or error})") from error

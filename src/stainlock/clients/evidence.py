@@ -7,6 +7,7 @@ all other clients stay secret; their number is the owner's word, and the p-value
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from stainlock.clients.tracing import Base, Trace, read_base
 from stainlock.errors import FileError
 from stainlock.fingerprints import trace as trace_codes
 from stainlock.fingerprints.tracing import log10_p_value
+from stainlock.storage.checks import check_number, check_text, check_whole
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import is_model, read_record
 from stainlock.target import Target
 
 FORMAT, VERSION = "stainlock-evidence", 1
+_MOST_CHIPS = 2**22
 _SAME = 1e-6  # how far scores may be apart, relatively: sums in another order
 
 
@@ -74,18 +77,33 @@ class Evidence:
         facts = read_record(path, "evidence of a trace", FORMAT, VERSION, tuple(fields))
         try:
             accused = tuple(Disclosed(**one) for one in facts["accused"])
-            for secret in (facts["layout_secret"], *(one.secret for one in accused)):
-                if len(bytes.fromhex(secret)) != 32:
-                    raise ValueError("expected secrets of 32 bytes")
-            numbers = [facts[n] for n in ("level", "threshold", "amplitude")] + [o.z for o in accused]
-            wholes = [facts[n] for n in ("chips", "tested")] + [one.epoch for one in accused]
-            typed = all(isinstance(n, int | float) for n in numbers) and all(type(n) is int and n > 0 for n in wholes)
-            if not typed or not accused or not 0 < facts["level"] < 1:
-                raise ValueError("expected numbers, and at least one accused client")
-            int(facts["lock_seed"] or 0)
+            _check(facts, accused)
         except (TypeError, ValueError, KeyError) as error:
             raise FileError(f"{path} is not complete evidence of a trace: {error}") from error
         return Evidence(**{**facts, "accused": accused})
+
+
+def _check(facts: dict[str, Any], accused: tuple[Disclosed, ...]) -> None:
+    """The types and ranges of everything that a check uses; whether it is true is for the check."""
+    for name in ("suspect", "suspect_digest", "model", "model_digest", "made", "stainlock"):
+        check_text(facts[name], name)
+    for secret in (facts["layout_secret"], *(one.secret for one in accused)):
+        if not isinstance(secret, str) or not re.fullmatch("[0-9a-f]{64}", secret):
+            raise ValueError("expected secrets of 32 bytes in hexadecimal digits")
+    for one in accused:
+        check_text(one.client, "client")
+        if not isinstance(one.receipt, dict | None):
+            raise ValueError("expected an object as receipt")
+        check_whole(one.epoch, "epoch", 1)
+        check_number(one.z, "z")
+    check_whole(facts["chips"], "chips", 1, _MOST_CHIPS)
+    check_whole(facts["tested"], "tested", 1)
+    for name in ("amplitude", "threshold", "level"):
+        check_number(facts[name], name)
+    if not accused or not 0 < facts["level"] < 1:
+        raise ValueError("expected at least one accused client, and a level between 0 and 1")
+    if facts["lock_seed"] is not None and not re.fullmatch("[0-9]{1,80}", str(facts["lock_seed"])):
+        raise ValueError("expected digits as lock_seed")
 
 
 @dataclass(frozen=True)

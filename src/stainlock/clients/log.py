@@ -102,7 +102,7 @@ def entries(connection: sqlite3.Connection) -> Iterator[Receipt]:
     """The whole log, link by link; an entry that does not follow from the one before it is an error."""
     previous = _start(connection)
     for expected, (number, text, chain) in enumerate(connection.execute("SELECT * FROM log ORDER BY number"), 1):
-        if number != expected or _link(previous, text) != chain:
+        if number != expected or not isinstance(text, str) or _link(previous, text) != chain:
             raise FileError(f"the registry's log was altered: entry {expected} does not follow from the one before it")
         yield Receipt(parse_json(text), previous, chain)
         previous = chain

@@ -62,9 +62,7 @@ def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
     listed = table(["client", "epoch", "model", "copy issued", "score", "chance for an innocent"], rows, numeric=(1, 4))
     blocks = [paragraph(words, kind="yes"), listed]
     if any(one.z < 0 for one in trace.clients):
-        below = (
-            "A score below zero means that the client’s copy was subtracted from others, which takes having it, too."
-        )
+        below = "A score below zero means that the client’s copy was subtracted from others, which takes having it."
         blocks.append(paragraph(below))
     if trace.identical is not None:
         client, epoch = trace.identical

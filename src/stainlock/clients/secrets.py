@@ -30,7 +30,7 @@ from stainlock.storage.files import read_record
 FORMAT, VERSION = "stainlock-master-secret", 1
 _DOMAIN = b"stainlock clients 1"
 _SCRYPT = {"n": 2**17, "r": 8, "p": 1}  # 128 MB and about half a second for each guess
-_MOST_SCRYPT = {"n": 2**20, "r": 16, "p": 16}  # what a file may ask of us
+_MOST_SCRYPT = {"n": 2**18, "r": 8, "p": 4}  # what a file may ask of us: 256 MB, some seconds
 _FIELDS = ("format", "version", "secret", "kdf")
 _LONGEST_NAME = 100
 # Purposes: what is derived. `layout` is a model's, `check` the registry's, the others a copy's.
