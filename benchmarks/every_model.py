@@ -1,6 +1,6 @@
 """Which models are stained and locked: a sweep over families of models with random weights, and its table.
 
-    python benchmarks/coverage.py FOLDER [--library timm] [--everything] [--most MILLIONS]
+    python benchmarks/every_model.py FOLDER [--library timm] [--everything] [--most MILLIONS]
 
 Every model is stained by default and verified by weights (the stained copy must be, the original must not be), and
 locked by default (keyed): with the patch its outputs must be the original's to 1e−3 of their spread, without it they
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coverage_models import LIBRARIES, built, listed
+from every_model_list import LIBRARIES, built, listed
 from stainlock import Target, __version__, lock, stain, verify
 from stainlock.errors import StainlockError
 from stainlock.probes import synthetic_inputs

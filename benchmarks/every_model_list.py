@@ -1,5 +1,5 @@
-"""The models of `coverage.py`: one small model of every family of torchvision, timm, transformers, smp, ultralytics and
-diffusers, with random weights, or all of torchvision's."""
+"""The models of `every_model.py`: one small model of every family of six libraries, with random weights, or all of
+torchvision's."""
 
 from __future__ import annotations
 

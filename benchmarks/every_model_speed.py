@@ -1,0 +1,72 @@
+"""What stain, lock and verify cost, in forward passes of one image of the same model, in one run.
+
+    python benchmarks/every_model_speed.py [MODEL...]
+
+Positive: the stained copy by `auto`, whose weights show it. Negative: the original by `auto`, weights and responses.
+Five keys: the original with five keys at once. CPU seconds of one thread, over the median of five forward passes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from every_model_list import built
+from stainlock import Target, lock, stain, verify
+from stainlock.probes import synthetic_inputs
+from stainlock.target import evaluation_mode
+
+MODELS = (
+    "torchvision:resnet18", "torchvision:mobilenet_v3_small", "torchvision:efficientnet_b0", "torchvision:densenet121",
+    "torchvision:shufflenet_v2_x1_0", "torchvision:convnext_tiny", "torchvision:swin_t", "timm:vit_tiny_patch16_224",
+    "timm:halonet26t", "timm:mobilevit_xxs", "timm:levit_128s", "timm:fastvit_t8", "timm:regnety_004",
+    "timm:xcit_nano_12_p8_224", "ultralytics:yolo11n.yaml?image_size=320", "smp:Unet?encoder_name=resnet18",
+    "transformers:ViTForImageClassification", "transformers:SegformerForSemanticSegmentation",
+    "diffusers:UNet2DModel", "torchvision:ssdlite320_mobilenet_v3_large",
+)  # fmt: skip
+_KEYS = 5
+
+
+def row(name: str) -> str:
+    target = built(name)
+    one = _forward(target)
+    stained: list[Any] = []
+    costs = [_cost(lambda: stained.append(stain(target, seed=0)))]
+    marked, key = stained[0]
+    costs.append(_cost(lambda: lock(target, seed=0)))
+    costs.append(_cost(lambda: verify(marked, key)))
+    costs.append(_cost(lambda: verify(target, key)))
+    others = [key, *(stain(target, seed=seed, site=key.site, steps=4)[1] for seed in range(1, _KEYS))]
+    costs.append(_cost(lambda: verify(target, others)))
+    cells = " | ".join(f"{cost / one:.1f}" for cost in costs)
+    return f"| {name.partition('?')[0]} | {one:.3f} | {cells} |"
+
+
+def _forward(target: Target) -> float:
+    image = synthetic_inputs(target, 1, torch.Generator().manual_seed(0))
+    with evaluation_mode(target.model), torch.no_grad():
+        target.predict(image)
+        return statistics.median(_cost(lambda: target.predict(image)) for _ in range(5))
+
+
+def _cost(run: Callable[[], Any]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| model | forward pass, s | stain | keyed lock | verify, positive | negative | negative, five keys |")
+    print("|---|---|---|---|---|---|---|")
+    for name in sys.argv[1:] or MODELS:
+        print(row(name), flush=True)
+
+
+if __name__ == "__main__":
+    main()

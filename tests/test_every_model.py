@@ -1,0 +1,65 @@
+"""The sweep over families of models: what it counts as stained, locked, refused and crashed."""
+
+from __future__ import annotations
+
+import models
+import pytest
+from torch import nn
+
+import every_model
+from every_model_list import LIBRARIES, built, listed
+from stainlock import ModelError, Target
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        layers = [
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ]
+        super().__init__(*layers, nn.Linear(32, 10))
+
+
+def _refuse(target: Target) -> None:
+    raise ModelError("no")
+
+
+def _crash(target: Target) -> None:
+    raise KeyError("oops")
+
+
+def test_rows_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every_model, "built", lambda name: Target(models.seeded(Net), (3, 32, 32), **models.UNIT))
+    work = every_model.Coverage(("timm",), False, 40.0)
+    unit = every_model.Unit("timm:net", {"model": "timm:net"})
+    (row,) = work.run(None, unit)
+    assert (row["built"], row["stain"], row["lock"]) == ("yes", "yes", "yes")
+    monkeypatch.setattr(every_model, "_stained", _refuse)
+    monkeypatch.setattr(every_model, "_locked", _crash)
+    (bad,) = work.run(None, unit)
+    assert bad["stain"] == "refused: no"
+    assert bad["lock"].startswith("crashed: KeyError")
+    (large,) = every_model.Coverage(("timm",), False, 0.001).run(None, unit)
+    assert "stain" not in large
+    table = every_model.matrix([row, bad, large])
+    assert table.splitlines()[2].startswith("| timm | 2 | 1 | 1 | 1 |"), "models that were left out do not count"
+    assert "too large" in table
+
+
+def test_every_library_has_a_list_of_different_models() -> None:
+    for library in LIBRARIES:
+        if library == "timm":
+            pytest.importorskip("timm")
+        names = listed(library)
+        assert len(names) == len(set(names)) > 2
+
+
+def test_batch_norms_know_their_channels() -> None:
+    target = built("torchvision:mobilenet_v3_small")
+    norms = [m for m in target.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert all(float(m.running_mean.abs().max()) > 0 for m in norms if m.running_mean is not None)
+    assert not any(m.training for m in target.model.modules())
