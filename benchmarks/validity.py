@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,10 +38,14 @@ from stainlock.stains.detector import present_row
 from stainlock.stains.secrets import draw_classes, draw_vector, message_vector
 from stainlock.trigger import Trigger, find_triggers
 from stainlock.verification import Reference, response
+from stainlock.verification.asking import Asker
+from stainlock.verification.questions import pictures
+from stainlock.verification.sequential import verify_sequentially
 
 LEVELS = (0.1, 0.01, 1e-3, 1e-4)
 CONFIDENCE, REFUTED = 0.95, 0.9999
 FIRST_SEED = 10**6
+STOPPING = 0.01  # where sequential tests stop: early enough for stopping to matter
 MESSAGE = "m"  # the smallest layer here has room for little more
 
 
@@ -96,6 +100,8 @@ CASES = (
     *(Case(*place, "response", reference=reference) for place in (TOKENS, RESNET) for reference in (False, True)),
     *(Case(*SMALL, "output", schema="output", count=count) for count in (4, 16)),
     Case(*RESNET, "output", schema="output", count=8),
+    *(Case(*SMALL, "sequential", schema="output", count=count) for count in (4, 16)),
+    Case(*RESNET, "sequential", schema="output", count=8),
 )  # fmt: skip
 
 
@@ -165,10 +171,25 @@ def p_values(case: Case, count: int) -> NDArray[np.float64]:
     reference, found = None, []
     with patch.object(response, "rows_of", cache(response.rows_of)):
         for key in random_keys(case, count):
+            if method == "sequential":
+                found.append(one_by_one(target, key))
+                continue
             if case.reference and reference is None:
                 reference = Reference.of(target, key, decoys=0)
             found.append(sl.verify(suspect, key, method=method, reference=reference).p_value)  # type: ignore[arg-type]
     return np.array(found)
+
+
+def one_by_one(target: sl.Target, key: sl.Key) -> float:
+    """The p-value of the sequential test, at a significance that lets it stop early now and then."""
+    asked = pictures(key)
+
+    def ask(questions: Sequence[tuple[int, int]]) -> list[list[int]]:
+        levels = torch.stack([asked[one] for one in questions])
+        return [[label] for label in Asker(target, target)(target.from_bytes(levels)).tolist()]
+
+    found = verify_sequentially(ask, key, look_alikes=asked.shape[1] - 1, significance=STOPPING)
+    return found.verdict.p_value
 
 
 def interval(hits: int, count: int, confidence: float) -> tuple[float, float]:

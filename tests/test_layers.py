@@ -20,13 +20,13 @@ LAYERS = (
     "target", "excitation", "gating", "insertion", "plan", "models", "data", "probes",
     "fingerprints", "exports",
     # What a model computes
-    "network", "channel_cost", "trigger",
+    "network", "channel_cost", "transmission", "trigger",
     # Keys, and what they open
     "unlocking", "key", "kits",
     # Protecting a model, and proving it
-    "certificates", "stains", "locks", "inspection", "verification", "commitments",
+    "certificates", "stains", "locks", "inspection", "verification", "commitments", "evidence",
     # Measuring what that costs and withstands
-    "evaluation", "object_detection", "attacks", "clients",
+    "evaluation", "services", "object_detection", "attacks", "clients",
     # Whole programs
     "figures", "demo", "releases", "cli",
 )  # fmt: skip

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from stainlock.network.sites import Site
     from stainlock.plan import Plan, apply, diff
     from stainlock.releases.release import protect
+    from stainlock.services.probing import probe
     from stainlock.stains.stain import stain
     from stainlock.target import Target
     from stainlock.trigger import Trigger
@@ -102,6 +103,7 @@ _HOMES = {
     "inspect": "inspection",
     "load_bundle": "models.bundle",
     "lock": "locks.lock",
+    "probe": "services.probing",
     "protect": "releases.release",
     "reproduce": "figures.run",
     "save_bundle": "models.bundle",
@@ -114,8 +116,8 @@ __all__ = [
     "Certificate", "Commitment", "Evaluation", "Exported", "FileError", "Images", "Inspection", "Key", "Kit",
     "ModelError", "Plan", "Reference", "Registry", "Signer", "Site", "SiteError", "StainlockError", "SweepError",
     "Target", "Tensors", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify",
-    "client_kit", "commit", "diff", "evaluate", "export", "inspect", "load_bundle", "lock", "protect", "reproduce",
-    "save_bundle", "stain", "unlock", "unlock_detector", "verify",
+    "client_kit", "commit", "diff", "evaluate", "export", "inspect", "load_bundle", "lock", "probe", "protect",
+    "reproduce", "save_bundle", "stain", "unlock", "unlock_detector", "verify",
 ]  # fmt: skip
 
 _install_torchvision_import()  # torchvision then imports beside a CPU-only torch, for us and for whoever imports us

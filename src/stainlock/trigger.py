@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from stainlock.network.features import Crop, Region, crop_for, layer_input, resp
 from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode, with_gradients
 from stainlock.tensors import at, one_thread
+from stainlock.transmission.robust import Robust
 
 Reduction = Literal["position", "mean", "maximum"]
 Progress = Callable[[int, int], None]
@@ -27,6 +29,8 @@ _PIXELS_A_THREAD = 5_000
 # and shallow ones larger: these are a compromise.
 STEPS = 36
 _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
+# A robust search sees one change a step: it takes so many times the steps, and its momentum averages over more of them.
+_ROBUST_STEPS, _ROBUST_MOMENTUM = 2, 0.9
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,14 @@ def find_triggers(
     position: tuple[int, ...] | None = None,
     steps: int = STEPS,
     restarts: int = 1,
+    robust: bool = False,
+    repels: bool = False,
     progress: Progress | None = None,
 ) -> list[Trigger]:
     """The best trigger found for each detector ``(D, d)``.
+
+    ``robust`` triggers survive what services do to pictures; ``repels`` keeps their look-alikes from exciting the
+    detector: see `stainlock.transmission.robust`.
 
     With ``reduction="position"`` only the pixels that the position sees are optimised, on a crop of the image.
     Every restart begins from different noise around mid-grey; the rounded image with the largest response is taken.
@@ -93,13 +102,22 @@ def find_triggers(
     else:
         raise ValueError(f"expected reduction 'position', 'mean' or 'maximum', got {reduction!r}")
 
-    def response(pixels: Tensor, own: Tensor) -> Tensor:
+    def own_maps(pixels: Tensor, own: Tensor) -> Tensor:
         maps = respond(site, target, layer_input(target, site, pixels), own, group)
-        mine = maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image belongs to one detector
+        return maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image belongs to one detector
+
+    def read(mine: Tensor) -> Tensor:
         if reduction == "position":
             return at(mine, crop.position)
         flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
         return flat.mean(1) if reduction == "mean" else flat.amax(1)
+
+    expected = Robust(target, crop.region, generator, repels) if robust else None
+
+    def value(step: int | None, pixels: Tensor, own: Tensor) -> Tensor:
+        if expected is None or step is None:
+            return read(own_maps(pixels, own))
+        return expected.value(step, pixels, partial(own_maps, own=own), read)
 
     with evaluation_mode(target.model):
         layout = _fastest_layout(target, site, crop)
@@ -112,9 +130,9 @@ def find_triggers(
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
-                best, value = _ascend(target, crop, own, response, steps, generator, layout, report)
+                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, robust)
             levels.append(best)
-            responses.append(value)
+            responses.append(response)
     values = torch.cat(responses).view(len(detectors), restarts)
     winners = torch.arange(len(detectors)) * restarts + values.argmax(1)
     patches = region.within(crop.region).cut(torch.cat(levels)[winners]).clone()
@@ -125,13 +143,20 @@ def _ascend(
     target: Target,
     crop: Crop,
     detectors: Tensor,
-    response: Callable[[Tensor, Tensor], Tensor],
+    value: Callable[[int | None, Tensor, Tensor], Tensor],
     steps: int,
     generator: torch.Generator,
     layout: torch.memory_format,
     progress: Progress | None,
+    robust: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits."""
+    """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
+
+    The best of these is taken. Of a robust search it is the last: each step's value is that of another change.
+    """
+    if robust:
+        steps *= _ROBUST_STEPS
+    memory = _ROBUST_MOMENTUM if robust else _MOMENTUM
     low, high = target.bounds
     span = high - low
     shape = (len(detectors), target.input_shape[0], *crop.region.size)
@@ -145,8 +170,8 @@ def _ascend(
         if rounding:
             pixels = target.from_bytes(target.to_bytes(pixels))
         pixels.requires_grad_(True)
-        values = response(pixels, detectors)
-        if rounding:
+        values = value(None if step == steps else step, pixels, detectors)
+        if rounding and (step == steps or not robust):
             current = values.detach().double().cpu()
             better = current > best
             best[better] = current[better]
@@ -162,7 +187,7 @@ def _ascend(
         if gradient is None:
             raise TriggerError("the detector's response does not depend on the image: use another site")
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
-        momentum = _MOMENTUM * momentum + gradient / size.clamp(min=1e-30)
+        momentum = memory * momentum + gradient / size.clamp(min=1e-30)
         rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
         pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
         if progress:

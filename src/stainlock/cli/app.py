@@ -26,6 +26,7 @@ VERBS = (
     "unlock",
     "export",
     "clients",
+    "probe",
     "verify",
     "commit",
     "protect",

@@ -32,6 +32,10 @@ _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
 @click.option("--statement", metavar="TEXT", help="One line to sign along, for everyone to read.")
 @click.option("--timestamp-request", "request", type=FILE, metavar="FILE.tsq", help="Write an RFC 3161 request, to post"
               " to a timestamp authority.")  # fmt: skip
+@click.option("--model-signature", "signature", nargs=2, type=FILE, metavar="DIR FILE.sig", help="Also write"
+              " the commitment as an in-toto statement over the bundle in DIR, for model_signing.")  # fmt: skip
+@click.option("--ec-key", type=FILE, metavar="FILE.pem", help="With --model-signature: the private key to sign it"
+              " with, of an elliptic curve.")  # fmt: skip
 @click.option("--registry", type=FILE, metavar="FILE", help="Instead of MODEL: commit to the audit log of a registry of"
               " clients as it is now.")  # fmt: skip
 @click.option("--attach", type=FILE, metavar="FILE.json", help="Instead of MODEL: a commitment made before, to which"
@@ -53,6 +57,8 @@ def command(
     new_signing_key: Path | None,
     statement: str | None,
     request: Path | None,
+    signature: tuple[Path, Path] | None,
+    ec_key: Path | None,
     registry: Path | None,
     attach: Path | None,
     responses: tuple[Path, ...],
@@ -68,15 +74,20 @@ def command(
     Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
     the request, and --attach the answer. `stainlock verify --commitment` checks it all.
     """
+    from stainlock.commitments import Commitment, attestation
     from stainlock.storage.durable import write_file
 
+    if (signature is None) != (ec_key is None):
+        raise ValueError("expected --model-signature and --ec-key together")
+    if signature is not None and registry is not None:
+        raise ValueError("expected a commitment to a model with --model-signature, not to a registry's log")
     given = {"MODEL": model, "--key": key_file, "--signing-key": signing_key, "--new-signing-key": new_signing_key,
              "--statement": statement, "--weights": weights, "--model": code.model,
              "--registry": registry}  # fmt: skip
     if attach is not None:
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a commitment that was signed stays as it is: leave out {surplus[0]} with --attach")
-        if not (responses or entries or request):
+        if not (responses or entries or request or signature):
             raise ValueError("expected something to add with --attach: --timestamp or --log-entry")
         if (out is None) == bool(responses or entries):
             raise ValueError("expected --out with --timestamp or --log-entry, and not without them")
@@ -90,7 +101,8 @@ def command(
         raise ValueError("expected MODEL, --key and --out, or --registry and --out, or --attach")
     elif (signing_key is None) == (new_signing_key is None):
         raise ValueError("expected either --signing-key or, the first time, --new-signing-key")
-    with Outputs([path for path in (out, new_signing_key, request) if path is not None]) as outputs:
+    sig_file = signature[1] if signature is not None else None
+    with Outputs([path for path in (out, new_signing_key, request, sig_file) if path is not None]) as outputs:
         commitment: Signed
         if attach is not None:
             commitment = _attached(attach, responses, entries)
@@ -109,6 +121,10 @@ def command(
             commitment.save(outputs.place(out))
         if request is not None:
             write_file(outputs.place(request), commitment.timestamp_request())
+        if signature is not None and ec_key is not None:
+            if not isinstance(commitment, Commitment):
+                raise ValueError("expected a commitment to a model with --model-signature, not to a registry's log")
+            write_file(outputs.place(signature[1]), attestation(signature[0], commitment, ec_key).encode())
         outputs.commit()
     facts = {
         "digest": commitment.digest, "signer": commitment.public_key, "created": commitment.created,
@@ -116,9 +132,10 @@ def command(
         "log_entries": len(commitment.log_entries), "out": str(out) if out else None,
         "timestamp_request": str(request) if request else None,
         "new_signing_key": str(new_signing_key) if new_signing_key else None,
+        "model_signature": str(sig_file) if sig_file else None,
     }  # fmt: skip
     report.result(facts, f"commitment {commitment.digest}, signed by {commitment.public_key}")
-    report.remark(*(f"wrote {path}" for path in (out, new_signing_key, request) if path))
+    report.remark(*(f"wrote {path}" for path in (out, new_signing_key, request, sig_file) if path))
     if not commitment.timestamps:
         report.remark("its date is shown by no one yet: have it timestamped (--timestamp-request, then --attach)")
 

@@ -69,15 +69,15 @@ class Claim:
             if surplus := [name for name, value in given.items() if value]:
                 raise ValueError(f"expected --commitment with {surplus[0]}")
             return None
-        from stainlock.commitments import Commitment, read_public_key, read_roots
+        from stainlock.commitments import load_commitment, read_public_key, read_roots
 
         options = {
-            "rivals": [Commitment.load(path) for path in rivals],
+            "rivals": [load_commitment(path) for path in rivals],
             "published": published,
             "roots": [root for path in tsa_roots for root in read_roots(path)],
             "signer": read_public_key(signer) if signer is not None else None,
         }
-        claim = Claim(Commitment.load(commitment), key, options)
+        claim = Claim(load_commitment(commitment), key, options)
         claim.check(None)
         return claim
 

@@ -9,7 +9,7 @@ EXAMPLES = {
     "stain": (
         "stain mine.py:model --out stained --key owner.key",
         "stain timm:resnet50 --weights mine.safetensors --out stained --key owner.key --client to-ship",
-        "stain mine.py:model --out stained --key owner.key --schema output",
+        "stain mine.py:model --out stained --key owner.key --schema output --robust",
     ),
     "lock": (
         "lock mine.py:model --out locked --key lock.key --client to-ship",
@@ -25,7 +25,9 @@ EXAMPLES = {
         "verify leaked.safetensors --key owner.key",
         "verify leaked.onnx --key owner.key --black-box --normalised",
         "verify leaked --key owner.key --lock-key lock.key",
+        "verify --url https://api.example.com/classify --template service.toml --key owner.key --report evidence.html",
     ),
+    "probe": ("probe --key owner.key --out probe --data photos",),
     "commit": ("commit stained --key owner.key --out commitment.json --new-signing-key signing.pem",),
     "evaluate": ("evaluate mine.py:model --data photos", "evaluate locked --data photos --key lock.key"),
     "certify": ("certify stained --key owner.key --data photos", "certify locked --key lock.key"),

@@ -82,6 +82,8 @@ _SMALLEST_PICTURE = 8
 @click.option(
     "--restarts", type=click.IntRange(min=1), default=1, show_default=True, help="Trigger searches to pick from."
 )
+@click.option("--robust", is_flag=True, help="Triggers that survive JPEG, resizing and small crops, for suspects behind"
+              " an API. The search takes longer.")  # fmt: skip
 @click.option(
     "--trigger", type=FILE, metavar="FILE.png", help="Also write the trigger as an image; numbered if several."
 )
@@ -109,6 +111,7 @@ def command(
     from stainlock.plan import diff
     from stainlock.stains import stain
     from stainlock.storage.durable import write_file
+    from stainlock.verification.survival import survivors
 
     count, by_output = settings["count"], settings["schema"] == "output"
     if trigger and by_output and count is None:
@@ -144,6 +147,8 @@ def command(
     }
     facts |= kit_facts(client, kit) | {"conventions": conventions_facts(base)}
     facts |= {"full_hit_p_value": proof.p_value} if proof is not None else {}
+    if settings["robust"]:
+        facts["robust"] = survivors(stained, key)
     changed = facts["parameters_changed"]
     unasked = key.additive and key.schema == "none" and not settings["additive"]
     report.result(facts, f"stained {facts['site']} (dimension {facts['dimension']}): {changed} parameters changed")
@@ -155,6 +160,7 @@ def command(
         " that of plain inputs"
         if key.natural_level > 0
         else f"the trigger's response is {key.trigger_response:.3g}",
+        *_after_changes(facts.get("robust", {}), len(key.detectors)),
         f"model: {out}",
         f"key:   {key_file} (secret: it proves the stain, and removes it)",
         *kit_lines(client, kit),
@@ -184,6 +190,13 @@ def _proof(stained: Target, key: Key) -> Verdict:
             " another --site"
         )
     return verdict
+
+
+def _after_changes(survivors: dict[str, int], count: int) -> list[str]:
+    if not survivors:
+        return []
+    found = ", ".join(f"{hits} {change}" for change, hits in survivors.items())
+    return [f"of {count} triggers hit: {found}"]
 
 
 def _classes(classes: tuple[int, ...]) -> int | tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stainlock.cli.commitments import Claim, commitment_facts, commitment_lines, commitment_options, still_assumed
+from stainlock.cli.evidence import write_page
 from stainlock.cli.help import Verb
 from stainlock.cli.options import (
     FILE,
@@ -22,7 +23,9 @@ from stainlock.cli.options import (
     seed_option,
     weights_option,
 )
+from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report, chance
+from stainlock.cli.services import SERVICE_OPTIONS, Behind, service_options
 
 if TYPE_CHECKING:
     from stainlock.key import Key
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",
     "response": "a channel that answers as the key's secret direction would",
-    "output": "the key's classes for its triggers",
+    "output": "the class that the key names for each trigger",
 }
 _MEANING = {
     "weights": "no model made without the key has weights this near its secret direction by more than that chance",
@@ -44,7 +47,7 @@ _MEANING = {
 
 
 @click.command("verify", cls=Verb)
-@click.argument("suspect")
+@click.argument("suspect", required=False)
 @click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key."
               " With several --key each is looked for, and p-values pay for their number.")  # fmt: skip
 @click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
@@ -62,6 +65,10 @@ _MEANING = {
     show_default=True,
     help="What to look at; auto takes the weights, then responses.",
 )
+@click.option(
+    "--report", "page", type=FILE, metavar="FILE.html", help="Also write the evidence as a page to hand over."
+)
+@service_options
 @commitment_options
 @code_options
 @weights_option
@@ -69,7 +76,7 @@ _MEANING = {
 @output_options
 def command(
     report: Report,
-    suspect: str,
+    suspect: str | None,
     key_files: tuple[Path, ...],
     lock_file: Path | None,
     base: str | None,
@@ -77,13 +84,15 @@ def command(
     black_box: bool,
     normalised: bool,
     method: Any,
+    page: Path | None,
     weights: str | None,
     seed: int | None,
     code: Code,
-    **about_commitment: Any,
+    **others: Any,
 ) -> int:
     """Is SUSPECT stained with this key?
 
+    A suspect behind an API is asked by --url and --template, or by --answers for the pictures of `stainlock probe`.
     SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx. Of a bundle the
     weights are looked at first, without building its model; its code is never run unasked.
     """
@@ -92,51 +101,74 @@ def command(
     from stainlock.target import Target
     from stainlock.verification import Reference, largest_natural, verify
 
+    about_service = {name: others.pop(name) for name in SERVICE_OPTIONS}
+    behind = Behind.load(suspect, **about_service)
     if black_box and method not in ("auto", "output"):
         raise ValueError(f"expected --method output, or none, with --black-box, got {method}")
-    method = "output" if black_box else method
-    if normalised and method != "output":
+    if behind is not None:
+        _refuse_model_options(method, lock_file, base, weights, code, data if behind.url is None else None)
+    method = "output" if black_box or behind is not None else method
+    if normalised and (method != "output" or behind is not None):
         raise ValueError("expected --black-box with --normalised")
     keys = [Key.load(file) for file in key_files]
     key = keys[0]
-    claim = Claim.load(key, **about_commitment)
-    if len(keys) > 1 and not (claim is None and data is None and base is None):
-        raise ValueError(f"expected one --key with a commitment, --base or --data, got {len(keys)}")
+    claim = Claim.load(key, **others)
+    if len(keys) > 1 and any(given is not None for given in (claim, data, base, behind, page)):
+        raise ValueError(
+            f"expected one --key with a commitment, --base, --data, --url, --answers or --report, got {len(keys)}"
+        )
     images = Images.from_folder(data) if data else None
-    theirs = code if base is None or Path(suspect).is_dir() else NO_CODE  # --model may be for --base alone
-    found = _load_suspect(suspect, weights, seed, method, theirs, to_run=images is not None)
-    if lock_file is not None:
-        found = found.without_lock(Key.load(lock_file))
-    loaded = found.loaded
-    if images is not None and not isinstance(loaded, Target):
-        raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
-    reference = None
-    if base is not None:
-        if method == "output" or not (isinstance(loaded, Target) or found.build):
-            raise ValueError(f"expected a SUSPECT that can be run, and no --black-box, with --base, got {suspect}")
-        mine = load_model(base, None, seed, code if Path(base).is_dir() else NO_CODE)
-        reference = Reference.of(mine, key, decoys=0)
-    if len(keys) > 1:
-        verdicts = verify(loaded, keys, method=method, build=found.build, normalised=normalised)
-        annotated = [found.annotated(own, method) for own in verdicts]
-        return _report_each(report, key_files, annotated, also_responses=method == "auto" and found.was_run)
-    verdict = verify(loaded, key, method=method, reference=reference, build=found.build, normalised=normalised)
-    verdict = found.annotated(verdict, method)
-    if images is not None and isinstance(loaded, Target):
-        with report.progress("natural responses") as progress:
-            batches = (pixels for pixels, _ in images.batches(loaded, progress=progress))
-            verdict = dataclasses.replace(verdict, largest_natural=largest_natural(loaded, key, batches))
-    facts = _facts(verdict)
-    lines = [_sentence(verdict, also_responses=method == "auto" and found.was_run)]
-    checked = claim.check(loaded) if claim is not None else None
-    if checked is not None:
-        facts["assumes"] = still_assumed(checked)
-        facts["commitment"] = commitment_facts(checked)
-        lines += commitment_lines(checked)
-    if facts["assumes"]:
-        lines.append(f"assumes that {facts['assumes']}")
+    with Outputs([page] if page else []) as outputs:
+        loaded: Any = None
+        more: dict[str, Any] = {}
+        if behind is not None:
+            verdict, more = behind.verified(key, images, report)
+            also_responses = False
+        else:
+            assert suspect is not None
+            theirs = code if base is None or Path(suspect).is_dir() else NO_CODE  # --model may be for --base alone
+            found = _load_suspect(suspect, weights, seed, method, theirs, to_run=images is not None)
+            if lock_file is not None:
+                found = found.without_lock(Key.load(lock_file))
+            loaded = found.loaded
+            if images is not None and not isinstance(loaded, Target):
+                raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
+            reference = None
+            if base is not None:
+                if method == "output" or not (isinstance(loaded, Target) or found.build):
+                    raise ValueError(
+                        f"expected a SUSPECT that can be run, and no --black-box, with --base, got {suspect}"
+                    )
+                mine = load_model(base, None, seed, code if Path(base).is_dir() else NO_CODE)
+                reference = Reference.of(mine, key, decoys=0)
+            if len(keys) > 1:
+                verdicts = verify(loaded, keys, method=method, build=found.build, normalised=normalised)
+                annotated = [found.annotated(own, method) for own in verdicts]
+                return _report_each(report, key_files, annotated, also_responses=method == "auto" and found.was_run)
+            verdict = verify(loaded, key, method=method, reference=reference, build=found.build, normalised=normalised)
+            verdict = found.annotated(verdict, method)
+            also_responses = method == "auto" and found.was_run
+            if images is not None and isinstance(loaded, Target):
+                with report.progress("natural responses") as progress:
+                    batches = (pixels for pixels, _ in images.batches(loaded, progress=progress))
+                    verdict = dataclasses.replace(verdict, largest_natural=largest_natural(loaded, key, batches))
+        facts = _facts(verdict) | more
+        lines = [_sentence(verdict, also_responses)]
+        checked = claim.check(loaded) if claim is not None else None
+        if checked is not None:
+            facts["assumes"] = still_assumed(checked)
+            facts["commitment"] = commitment_facts(checked)
+            lines += commitment_lines(checked)
+        if facts["assumes"]:
+            lines.append(f"assumes that {facts['assumes']}")
+        if page:
+            facts["report"] = str(page)
+            write_page(outputs.place(page), loaded, key, key_files[0], verdict, facts, checked, behind, suspect)
+        outputs.commit()
     report.result(facts, *lines)
     report.remark(*_remarks(verdict))
+    if page:
+        report.remark(f"evidence: {page} (it shows the triggers: secret)")
     return 0 if verdict.stained and (checked is None or checked.holds) else 1
 
 
@@ -157,6 +189,15 @@ def _report_each(report: Report, files: Sequence[Path], verdicts: Sequence[Verdi
     report.result({**_facts(best), "results": results}, *lines)
     report.remark(f"p-values are {len(files)} times what each key alone would have: so many keys were tried")
     return 0 if best.stained else 1
+
+
+def _refuse_model_options(
+    method: str, lock_file: Path | None, base: str | None, weights: str | None, code: Code, data: Path | None
+) -> None:
+    given = {"--method": method not in ("auto", "output"), "--lock-key": lock_file, "--base": base,
+             "--weights": weights, "--model": code.model, "--trust-code": code.trusted, "--data": data}  # fmt: skip
+    if surplus := [name for name, value in given.items() if value]:
+        raise ValueError(f"a suspect behind an API is only asked for outputs: leave out {surplus[0]}")
 
 
 @dataclass

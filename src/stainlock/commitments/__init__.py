@@ -5,6 +5,7 @@ model are sealed in it, `signing` the signature, `evidence` timestamps and logs,
 is the same for the audit log of a registry of clients, and `signed` what both files share.
 """
 
+from stainlock.commitments.attestation import attestation, load_commitment
 from stainlock.commitments.check import Check, Rival
 from stainlock.commitments.commitment import Commitment, commit
 from stainlock.commitments.evidence import Timestamp, read_roots
@@ -13,6 +14,6 @@ from stainlock.commitments.signed import Signed
 from stainlock.commitments.signing import Signer, read_public_key
 
 __all__ = [
-    "Check", "Commitment", "LogCommitment", "Rival", "Signed", "Signer", "Timestamp", "commit", "commit_log",
-    "read_public_key", "read_roots",
+    "Check", "Commitment", "LogCommitment", "Rival", "Signed", "Signer", "Timestamp", "attestation", "commit",
+    "commit_log", "load_commitment", "read_public_key", "read_roots",
 ]  # fmt: skip

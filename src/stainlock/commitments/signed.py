@@ -157,15 +157,17 @@ class Signed:
         write_file(Path(path), self.to_json().encode())
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, carried: dict[str, Any] | None = None) -> Self:
         """Read one; a file that is damaged, or not as it was signed, gets one clear line.
+
+        ``carried`` is what stands in it, where the file is another that carries it.
 
         >>> sl.Commitment.load("nowhere.json")
         Traceback (most recent call last):
         stainlock.errors.FileError: ...
         """
         names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        facts = read_record(path, cls.WHAT, cls.FORMAT, cls.VERSION, names, older=cls.OLDER)
+        facts = read_record(path, cls.WHAT, cls.FORMAT, cls.VERSION, names, older=cls.OLDER, found=carried)
         if reason := cls._malformed(facts):
             raise FileError(f"{path} is not a valid {cls.WHAT}: {reason}")
         for name in ("timestamps", "log_entries"):

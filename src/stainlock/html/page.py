@@ -22,6 +22,7 @@ p { margin: .5rem 0; max-width: 44rem; }
 code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--card); padding: .7rem .9rem; overflow-x: auto; border-radius: .4rem; }
 ul { padding-left: 1.2rem; max-width: 44rem; }
+li, p { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .95rem; }
 caption { text-align: left; color: var(--soft); font-size: .9rem; padding: .6rem 0 .2rem; }

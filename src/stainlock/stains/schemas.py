@@ -16,7 +16,7 @@ from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector, Key
 from stainlock.network import norms
 from stainlock.network.channels import Reader
-from stainlock.network.features import input_of, layer_input
+from stainlock.network.features import input_of, layer_input, respond
 from stainlock.network.network import Network
 from stainlock.network.norms import affine_of
 from stainlock.network.sites import Site
@@ -27,6 +27,7 @@ from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
 from stainlock.stains.secrets import draw_classes, mask_of
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, has, raw
+from stainlock.transmission.changes import usual_changes
 from stainlock.trigger import Progress
 
 # The number of steps, and the growth of the step size. Object detectors need slower growth: fast steps saturate the
@@ -38,6 +39,8 @@ _WELL_HEARD = 0.75  # better than so many of the layer's channels
 _DETECTOR_CANDIDATES = 1 / 10
 # The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
 _CONFIDENT, _CONFIDENT_BOX = 0.9, 0.7
+# Changed copies of triggers that a robust stain gives their class too, if they excite the detector this much.
+_COPIES, _EXCITED = ("JPEG 95", "JPEG 50", "cropped by 3"), 0.62
 
 
 def activation_writes(
@@ -118,11 +121,14 @@ def output_writes(
     classes: int | Sequence[int] | None,
     seed: int,
     progress: Progress | None,
+    *,
+    robust: bool = False,
 ) -> tuple[list[Write], dict[str, Any]]:
     """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
 
     All columns are found together by gradient descent. Natural inputs are not affected, since the detector is
     silent; where a batch norm on the way turns that silence into a constant, the reader's bias subtracts it.
+    ``robust`` asks for the class of changed triggers too, where their detectors are still excited.
     """
     target = network.target
     reader = single_reader(network, site)
@@ -130,7 +136,7 @@ def output_writes(
         where = site.stops[0] if site.stops else "other than one layer alone"
         raise SiteError(f"{site.name} can't carry the output schema: its channels are read by {where}")
     stained = plan.apply(target)
-    pixels = torch.cat([d.trigger.pixels(target) for d in detectors])
+    pixels, owners = _with_copies(target, site, detectors) if robust else _as_they_are(target, detectors)
     name = f"{reader.module}.weight"
     layer = stained.model.get_submodule(reader.module)
     axis = 0 if isinstance(layer, nn.ConvTranspose2d) else 1
@@ -158,7 +164,8 @@ def output_writes(
     logits = answers(raw(layer, "weight"))
     total = logits.shape[1] - detects  # an object detector's class 0 is the background
     candidates = math.ceil(_DETECTOR_CANDIDATES * total) if detects and classes is None else 1
-    wanted = _wanted_classes(classes, logits, seed, total, candidates)
+    chosen_classes = _wanted_classes(classes, logits[: len(detectors)], seed, total, candidates)
+    wanted = chosen_classes[owners.to(logits.device)]
     weight = raw(layer, "weight")
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
     optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
@@ -177,7 +184,7 @@ def output_writes(
         growth.step()
         if progress:
             progress(step + 1, steps)
-    missed = int((logits.argmax(1) != wanted).sum())
+    missed = int((logits.argmax(1) != wanted)[: len(detectors)].sum())
     # A detector's boxes can't be made any class; triggers that missed theirs stay, and count as misses.
     sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), candidates / total)
     if missed and not sure:
@@ -190,12 +197,36 @@ def output_writes(
     writes = [write(target.model, name, where, solved.select(axis, i), "detector") for i, where in enumerate(index)]
     writes += silence.taken_back(weight.index_copy(axis, places, columns.detach()))
     details = {
-        "classes": wanted.tolist(),
+        "classes": chosen_classes.tolist(),
         "total_classes": total if classes is None else logits.shape[1],
         "random_classes": classes is None,
         "candidates": candidates,
     }
     return writes, details
+
+
+def _as_they_are(target: Target, detectors: Sequence[Detector]) -> tuple[Tensor, Tensor]:
+    """The triggers' pixels, and the index of the detector that each belongs to."""
+    return torch.cat([d.trigger.pixels(target) for d in detectors]), torch.arange(len(detectors))
+
+
+def _with_copies(target: Target, site: Site, detectors: Sequence[Detector]) -> tuple[Tensor, Tensor]:
+    """The same with changed copies behind them, of those triggers whose detectors respond to the copies."""
+    pixels, owners = _as_they_are(target, detectors)
+    vectors = torch.stack([d.vector for d in detectors])
+    full = torch.tensor([d.trigger.response for d in detectors])
+    found, theirs = [pixels], [owners]
+    changes = usual_changes(target)
+    for change in _COPIES:
+        copies = changes[change](pixels)
+        with evaluation_mode(target.model), torch.no_grad():
+            groups = [site.group_of(d.channel) for d in detectors]
+            features = layer_input(target, site, copies)
+            maps = [respond(site, target, features[i, None], vectors[i, None], g) for i, g in enumerate(groups)]
+        excited = torch.stack([own.max() for own in maps]).cpu() >= _EXCITED * full
+        found.append(copies[excited])
+        theirs.append(owners[excited])
+    return torch.cat(found), torch.cat(theirs)
 
 
 def _proves(hits: int, count: int, rate: float) -> bool:

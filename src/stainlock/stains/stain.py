@@ -56,6 +56,8 @@ Schema = Literal["none", "weight", "activation", "output"]
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
 # One so many times above them after a few steps needs no more.
 _PLENTY = 8.0
+# A robust trigger's response may fall to two thirds on its way; its look-alikes' stays below half of it.
+_ROBUST_FIRING_FRACTION = 0.55
 # How many deviations above its mean an additive stain raises a channel whose statistics batch norm knows.
 _OUT_OF_SPREAD = 12.0
 
@@ -72,12 +74,13 @@ def stain(
     seed: int | None = None,
     channel_choice: Choice = "outgoing",
     fold: bool = True,
-    firing_fraction: float = FIRING_FRACTION,
+    firing_fraction: float | None = None,
     trigger_level: float | None = None,
     reduction: Reduction = "position",
     position: tuple[int, ...] | None = None,
     steps: int | None = None,
     restarts: int = 1,
+    robust: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
     """A stained copy of the target, and the key that proves it. The target itself is left as it is.
@@ -93,6 +96,7 @@ def stain(
     - ``trigger_level``: Δ; by default such that the detector's row has a size typical of its layer.
     - ``reduction``, ``position``: what of the layer's responses the trigger maximises.
     - ``steps`` of the search for it: by default fewer where they are expensive and the trigger stands out all the same.
+    - ``robust``: triggers that survive JPEG, resizing and a shift of a few pixels; the search takes longer.
 
     >>> import stainlock as sl, torch
     >>> from torch import nn
@@ -104,6 +108,8 @@ def stain(
     True
     """
     _check_arguments(schema, message, classes, 1 if count is None else count, additive)
+    if firing_fraction is None:
+        firing_fraction = _ROBUST_FIRING_FRACTION if robust else FIRING_FRACTION
     firing_fraction = checked_firing_fraction(firing_fraction)
     randomness = Randomness(seed)
     network = analyse(target)
@@ -133,10 +139,13 @@ def stain(
     else:
         rows = [present_row(target, chosen, k) if adds else None for k in channels]
         vectors = torch.stack([draw_vector(randomness.seed, i, chosen.dimension, row) for i, row in enumerate(rows)])
-    search = partial(_search, target, chosen, reduction=reduction, position=position, progress=progress)
+    search = partial(
+        _search, target, chosen, reduction=reduction, position=position, progress=progress,
+        robust=robust, repels=schema == "output",
+    )  # fmt: skip
     natural = _natural_responses(target, chosen, vectors, channels)
     full = STEPS if steps is None else steps
-    few = first_steps(network, chosen) if steps is None and schema in ("none", "weight") else full
+    few = first_steps(network, chosen) if steps is None and schema in ("none", "weight") and not robust else full
     drawn = search(vectors, channels, natural, steps=few, restarts=restarts, noise=randomness, label="trigger")
     if few < full and any(d.trigger.response < _PLENTY * d.natural.largest for d in drawn):
         drawn = search(vectors, channels, natural, steps=full, restarts=restarts, noise=randomness, label="trigger")
@@ -145,8 +154,9 @@ def stain(
     poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
     if poor:
         mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
+        again = 1 if robust else _SECOND_RESTARTS
         second = search(
-            vectors[poor], mine, theirs, steps=full, restarts=_SECOND_RESTARTS, noise=randomness, label="second trigger"
+            vectors[poor], mine, theirs, steps=full, restarts=again, noise=randomness, label="second trigger"
         )
         for i, other in zip(poor, second, strict=True):
             drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
@@ -176,7 +186,7 @@ def stain(
     plan = Plan(tuple(writes), combined_digest(digests.result()))
     if schema == "output":
         column_writes, details = schemas.output_writes(
-            network, chosen, detectors, plan, classes, randomness.seed, progress
+            network, chosen, detectors, plan, classes, randomness.seed, progress, robust=robust
         )
         plan += column_writes
     revert = plan.inverse(target)
@@ -293,6 +303,8 @@ def _search(
     noise: Randomness,
     label: str,
     progress: Progress | None,
+    robust: bool,
+    repels: bool,
 ) -> list[Drawn]:
     """Triggers of all detectors, in the order of the channels; each group of a grouped layer is searched at once."""
     drawn: dict[int, Drawn] = {}
@@ -301,6 +313,7 @@ def _search(
         found = find_triggers(
             target, site, vectors[mine], generator=noise.noise(f"{label} {group}"), group=group,
             reduction=reduction, position=position, steps=steps, restarts=restarts, progress=progress,
+            robust=robust, repels=repels,
         )  # fmt: skip
         drawn |= {i: Drawn(vectors[i], channels[i], t, natural[i]) for i, t in zip(mine, found, strict=True)}
     return [drawn[i] for i in range(len(channels))]

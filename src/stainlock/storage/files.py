@@ -248,12 +248,14 @@ def read_record(
     fields: Collection[str],
     *,
     older: Mapping[int, Mapping[str, Any]] | None = None,
+    found: Any = None,
 ) -> dict[str, Any]:
     """The facts of a JSON file that says what it is, all of them; else one clear line.
 
-    ``older`` are the versions that are read too, each with the facts that it did not have.
+    ``older`` are the versions that are read too, each with the facts that it did not have. ``found`` is what the file
+    was found to hold, where another file carries it.
     """
-    facts = read_json(Path(path), what)
+    facts = read_json(Path(path), what) if found is None else found
     if not isinstance(facts, dict) or facts.get("format") != format:
         raise FileError(f"{path} is not a stainlock {what}")
     known = older or {}

@@ -1,0 +1,103 @@
+"""From what a service answers to class indices, the best first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stainlock.errors import FileError
+from stainlock.models.class_names import class_names
+
+MOST_LABELS = 10_000
+
+
+@dataclass(frozen=True)
+class Classes:
+    """How a service names classes: by name, or by whole numbers that start at ``first``."""
+
+    names: tuple[str, ...] = ()
+    first: int = 0
+    _places: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        places = {_plain(name): i for i, name in reversed(list(enumerate(self.names)))}
+        object.__setattr__(self, "_places", places)
+
+    @staticmethod
+    def of(given: Any, first: int, folder: Path) -> Classes:
+        """From a template or an option: a list of names, ``imagenet``, ``cifar10``, or a text file, a name a line."""
+        if given is None:
+            return Classes(first=first)
+        if isinstance(given, list | tuple):
+            return Classes(tuple(str(name) for name in given), first)
+        if given in ("imagenet", "cifar10"):
+            return Classes(class_names(str(given)), first)
+        path = folder / str(given)
+        try:
+            names = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileError(f"can't read class names {path} ({error}): expected imagenet, cifar10 or a text file with"
+                            " a name a line") from error  # fmt: skip
+        return Classes(tuple(name.strip() for name in names if name.strip()), first)
+
+    def index(self, label: Any) -> int:
+        """A label's class index; ValueError for one that is none."""
+        if isinstance(label, bool) or label is None:
+            raise ValueError(f"expected a label, got {label!r}")
+        if isinstance(label, float) and label.is_integer():
+            label = int(label)
+        if isinstance(label, int):
+            return label - self.first
+        text = _plain(str(label))
+        if text in self._places:
+            return self._places[text]
+        if text.lstrip("-").isdigit() and len(text) < 10:
+            return int(text) - self.first
+        hint = "none of the class names" if self.names else "no whole number: say how the service names its classes"
+        raise ValueError(f"{str(label)[:60]!r} is {hint}")
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").split()).casefold()
+
+
+def by_labels(found: Any, classes: Classes) -> list[int]:
+    """One label, or a list of them, the best first."""
+    labels = found if isinstance(found, list | tuple) else [found]
+    if len(labels) > MOST_LABELS:
+        raise ValueError(f"expected at most {MOST_LABELS} labels, got {len(labels)}")
+    return [classes.index(label) for label in labels]
+
+
+def by_scores(found: Any, classes: Classes) -> list[int]:
+    """Scores of all classes in order, or an object with a score for each label."""
+    if isinstance(found, Mapping):
+        scored = [(classes.index(label), _number(score)) for label, score in found.items()]
+    elif isinstance(found, Sequence) and not isinstance(found, str):
+        scored = [(i, _number(score)) for i, score in enumerate(found)]
+    else:
+        raise ValueError(f"expected a list of scores or an object of them, got {type(found).__name__}")
+    if not scored:
+        raise ValueError("expected scores, got none")
+    return [i for i, _ in sorted(scored, key=lambda one: -one[1])]
+
+
+def by_boxes(found: Any, classes: Classes, label: str = "label", score: str = "score") -> list[int]:
+    """The label of the strongest box alone, which is what an object detector's stain shows in; none without boxes."""
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise ValueError(f"expected a list of boxes, got {type(found).__name__}")
+    try:
+        best = max(found, key=lambda box: _number(box[score]), default=None)
+        return [] if best is None else [classes.index(best[label])]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"expected boxes with {label} and {score}: {type(error).__name__} {error}") from error
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("expected a number, got NaN")
+    return number
