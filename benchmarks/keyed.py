@@ -283,11 +283,11 @@ def schedule_table(name: str, repeats: int) -> None:
     print(f"\n{name}, {sum(structure.schedule.widths)} channels in {len(structure.gates)} gates\n")
     print("| rounds | PyTorch, ms | ONNX Runtime, ms | nodes |\n|---|---|---|---|", flush=True)
     for rounds in (8, 12, 20):
-        schedule = Schedule(structure.salt, rounds, structure.schedule.widths)
+        schedule = Schedule(structure.salt, rounds, structure.schedule.widths, structure.schedule.scattered)
 
         class Alone(torch.nn.Module):
             def forward(self, x: Tensor, schedule: Schedule = schedule) -> Tensor:
-                return torch.cat(schedule.permutations(x > 0), 1)
+                return torch.cat([order.flatten(1) for order in schedule.permutations(x > 0)], 1)
 
         import onnxruntime
 

@@ -29,7 +29,7 @@ from keyed_peers import PEERS, hidden
 from keyed_splits import lift_rows, split
 from stainlock import Key, Target, lock
 from stainlock.attacks import NotApplicable, Subject, all_attacks
-from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, norms_behind
+from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, norms_behind, ordered
 from stainlock.attacks.thief.match_ancestor import matched_with
 from stainlock.attacks.thief.match_covariance import best_order
 from stainlock.attacks.thief.relax_gates import SoftSigns, by_labels, fitted
@@ -194,7 +194,7 @@ def gates(name: str, target: Target, options: argparse.Namespace) -> None:
         file, structure = keyed_file(locked)
         orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
         kept, moved = (norms_behind(own, structure.gates, images) for own in (target, file))
-        for gated, (order,) in zip(structure.gates, orders, strict=True):
+        for gated, (order,) in zip(ordered(structure), orders, strict=False):
             if gated.width > options.widest:
                 continue
             generator = torch.Generator().manual_seed(number)
@@ -232,11 +232,11 @@ def ancestor(name: str, target: Target, options: argparse.Namespace) -> None:
         orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
         whole = [
             torch.equal(found[gated.layer], order[0])
-            for gated, order in zip(structure.gates, orders, strict=True)
+            for gated, order in zip(ordered(structure), orders, strict=False)
             if gated.layer in found
         ]
         row(str(rate), right(child, data), right(file_view(locked), data), right(stolen, data),
-            f"{sum(whole)} of {len(orders)}", right(target, data))  # fmt: skip
+            f"{sum(whole)} of {len(whole)}", right(target, data))  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- labels

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import zoo
 from stainlock import Target
+from stainlock.attacks.thief.keyed_gates import ordered
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
 from stainlock.network.features import input_of
 from stainlock.network.norms import is_batch_norm
@@ -34,7 +35,7 @@ def statistics_table(name: str, images: int = 50) -> None:
           " chance |\n|---|---|---|---|---|---|")  # fmt: skip
     totals, count = torch.zeros(4), 0
     guesses = [file_view(locked) for _ in range(3)]
-    for gated, order in zip(structure.gates, orders, strict=True):
+    for gated, order in zip(ordered(structure), orders, strict=False):
         layer, norm = target.model.get_submodule(gated.layer), followers.get(gated.layer)
         if norm is None or not isinstance(layer, nn.Conv2d):
             continue

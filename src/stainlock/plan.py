@@ -37,7 +37,10 @@ class Write:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A new order of a parameter's slices along one axis: slice i becomes what slice ``order[i]`` was."""
+    """A new order of a parameter's slices along one axis: slice i becomes what slice ``order[i]`` was.
+
+    An order of two axes is one for each slice along the first: its element j becomes what ``order[slice, j]`` was.
+    """
 
     parameter: str
     axis: int
@@ -45,7 +48,20 @@ class Permutation:
     part: str
 
     def inverse(self) -> Permutation:
-        return replace(self, order=self.order.argsort())
+        return replace(self, order=self.order.argsort(-1))
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a parameter of this shape can be ordered so."""
+        if self.order.dim() == 2:
+            return len(shape) > 0 and tuple(self.order.shape) == (shape[0], math.prod(shape[1:]))
+        return self.axis < len(shape) and shape[self.axis] == len(self.order)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The tensor in the new order."""
+        order = self.order.to(tensor.device)
+        if order.dim() == 2:
+            return tensor.flatten(1).gather(1, order).view_as(tensor)
+        return tensor.index_select(self.axis, order)
 
 
 @dataclass(frozen=True)
@@ -218,7 +234,7 @@ class Plan:
                 tensor[places] = w.values.to(tensor.device, tensor.dtype)
             for p in self.permutations:
                 tensor = state[p.parameter]
-                tensor.copy_(tensor.index_select(p.axis, p.order.to(tensor.device)))
+                tensor.copy_(p.of(tensor))
 
     def reordered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Bare weights, of whatever they have, in the order of the permutations.
@@ -229,8 +245,8 @@ class Plan:
         """
         result = dict(weights)
         for p in self.permutations:
-            if p.parameter in result and result[p.parameter].shape[p.axis : p.axis + 1] == (len(p.order),):
-                result[p.parameter] = result[p.parameter].index_select(p.axis, p.order)
+            if p.parameter in result and p.fits(result[p.parameter].shape):
+                result[p.parameter] = p.of(result[p.parameter])
         return result
 
     def inverse(self, target: Target) -> Plan:
@@ -291,10 +307,10 @@ class Plan:
                 raise ModelError(
                     f"the plan reorders {p.parameter}, which the model does not have: it is for another model"
                 )
-            if state[p.parameter].shape[p.axis : p.axis + 1] != (len(p.order),):
+            if not p.fits(state[p.parameter].shape):
                 raise ModelError(
-                    f"{p.parameter} has shape {tuple(state[p.parameter].shape)}, the plan orders {len(p.order)} slices"
-                    f" along axis {p.axis}: it is for another model"
+                    f"{p.parameter} has the shape {tuple(state[p.parameter].shape)}, the plan orders"
+                    f" {tuple(p.order.shape)} along axis {p.axis}: it is for another model"
                 )
 
     def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -547,6 +563,6 @@ def changes(plan: Plan, base: Target) -> list[Change]:
         lines.append(Change(r.parameter, int((moved > 0).sum()), float(moved.max())))
     for p in plan.permutations:
         tensor = state[p.parameter].detach().cpu().double()
-        moved = (tensor.index_select(p.axis, p.order) - tensor).abs()
+        moved = (p.of(tensor) - tensor).abs()
         lines.append(Change(p.parameter, int((moved > 0).sum()), float(moved.max())))
     return lines

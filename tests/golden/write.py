@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lock_internal": ("convolutional", "lock", {"kind": "internal"}),
     "lock_squeeze_excite": ("convolutional", "lock", {"kind": "squeeze-excite"}),
     "lock_vit": ("transformer", "lock", {"kind": "vit"}),
+    "lock_keyed": ("transformer", "lock", {"kind": "keyed"}),
     "lock_gan": ("generator", "lock", {"kind": "gan", "dimensions": 8, "steps": 20}),
 }
 SEED = 2**70 + 11  # more bits than a double holds, as the seeds that owners get

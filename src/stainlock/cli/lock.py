@@ -49,6 +49,12 @@ def _keyed_options(verb: Any) -> Any:
             type=click.Choice(["patch", "strip"]),
             help="Of a keyed lock: a patch in the image's corner, or a strip above it that the network does not see.",
         ),
+        click.option(
+            "--scatter",
+            metavar="first|none|NAME,NAME",
+            help="Of a keyed lock: layers whose weights are scattered, those that images come to first, none, or by"
+            " name.  [default: first]",
+        ),
         click.option("--rounds", type=int, help="Of a keyed lock: rounds of ChaCha, 8, 12 or 20.  [default: 8]"),
     ]
     for option in reversed(options):
@@ -65,9 +71,9 @@ def _convolutional_options(verb: Any) -> Any:
         ),
         click.option(
             "--gates",
-            metavar="N|spread|NAME,NAME",
-            help="Of a keyed lock: layers that get a gate, so many, one of every two, or by name; of others"
-            " blocks whose gates are turned.  [default: all; of others as many new ones as it takes, or 1]",
+            metavar="N|usual|all|spread|NAME,NAME",
+            help="Of a keyed lock: layers that get a gate, so many, the usual, all, one of every two, or by name; of"
+            " others blocks whose gates are turned.  [default: usual; of others as many new ones as it takes, or 1]",
         ),
         click.option(
             "--blocks",
@@ -172,6 +178,8 @@ def command(
     options = {name: value for name, value in settings.items() if value is not None}
     if "gates" in options:
         options["gates"] = _gates(options["gates"], kind)
+    if "scatter" in options and options["scatter"] not in ("first", "none"):
+        options["scatter"] = options["scatter"].split(",")
     if kind != "keyed":
         _check_trigger_file(trigger, kind == "gan")
     check_format(client, format)
@@ -219,7 +227,7 @@ def _gates(value: str, kind: str) -> Any:
         return int(value)
     if kind != "keyed":
         raise ValueError(f"expected --gates N for a lock of kind {kind}, got {value}")
-    return value if value in ("spread", "all") else value.split(",")
+    return value if value in ("usual", "spread", "all") else value.split(",")
 
 
 def _check_trigger_file(trigger: Path | None, of_noise: bool) -> None:

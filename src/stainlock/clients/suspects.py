@@ -17,8 +17,9 @@ from stainlock.attacks.use.onnx_file import onnx_weights
 from stainlock.errors import FileError, ModelError
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion, read_insertions
-from stainlock.locks.keyed.lock import bits_of
+from stainlock.locks.keyed.lock import bits_of, permutations_of
 from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle
+from stainlock.plan import Plan
 from stainlock.randomness import Randomness
 from stainlock.storage.files import read_json, tensor_digest
 from stainlock.storage.weights import one_line, read_weights
@@ -52,13 +53,9 @@ class Suspect:
         """The weights in the order they had before a keyed lock of this seed."""
         structure = self.lock
         assert structure is not None
-        orders = structure.schedule.permutations(bits_of(Randomness(seed), structure.layout.bits)[None])
-        weights = dict(self.weights)
-        for gated, order in zip(structure.gates, orders, strict=True):
-            tensor = weights.get(gated.tensor)
-            if tensor is not None and tensor.shape[gated.axis : gated.axis + 1] == order[0].shape:
-                weights[gated.tensor] = tensor.index_select(gated.axis, order[0].argsort())
-        return replace(self, weights=weights)
+        made = permutations_of(structure, bits_of(Randomness(seed), structure.layout.bits))
+        undone = Plan(permutations=tuple(permutation.inverse() for permutation in made))
+        return replace(self, weights=undone.reordered(self.weights))
 
 
 def read_suspect(given: Any) -> Suspect:

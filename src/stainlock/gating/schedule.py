@@ -9,6 +9,10 @@ sorted are 2²⁴·r_i + i. Who knows some gates has learned part of a keystream
 the stream can be computed; a bit that differs changes every word with probability one half a bit. The salt is public
 and drawn for each lock, so that two locks with the same bits differ. All of it is integer arithmetic: every device,
 dtype and thread count gets the same permutations.
+
+A scattered layer has an order of its own for each of its R rows. Drawing all of them would take a word for each weight;
+K = ⌈√R⌉ permutations σ and K permutations τ do, drawn by half words: row r has τ_{⌊r/K⌋} ∘ σ_{r mod K}, and no two rows
+have the same.
 """
 
 from __future__ import annotations
@@ -23,20 +27,24 @@ from torch import Tensor
 from stainlock.gating.chacha import keystream
 
 KEY_BITS, WORD = 256, 32
-_INDEX_BITS = 24
+_INDEX_BITS, _HALF = 24, 16
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is public of a key schedule: the salt, the cipher's rounds, and the width of every gate."""
+    """What is public of a key schedule: the salt, the cipher's rounds, the width of every gate that orders channels,
+    and the rows and columns of every layer whose weights are scattered."""
 
     salt: tuple[int, int, int]
     rounds: int
     widths: tuple[int, ...]
+    scattered: tuple[tuple[int, int], ...] = ()
 
     def permutations(self, bits: Tensor) -> list[Tensor]:
-        """π of every gate for every row of bits ``(N, B)``: a list of ``(N, width)``, int64."""
-        words = sum(self.widths)
+        """For every row of bits ``(N, B)``, in int64: π of every gate ``(N, width)``, then σ and τ of every scattered
+        layer ``(N, 2, K, columns)``."""
+        pools = [2 * _pool(rows) * columns for rows, columns in self.scattered]
+        words = sum(self.widths) + sum(math.ceil(size / 2) for size in pools)
         stream = keystream(pack_key(bits), self.salt, math.ceil(words / 16), self.rounds)
         found: list[Tensor | None] = [None] * len(self.widths)
         start = 0
@@ -44,11 +52,23 @@ class Schedule:
             same = [gate for gate, other in enumerate(self.widths) if other == width]
             own = stream[:, start : start + width * len(same)].reshape(-1, len(same), width)
             start += width * len(same)
-            numbers = own * (1 << _INDEX_BITS) + torch.arange(width, device=bits.device)
-            orders = numbers.sort(-1).values & ((1 << _INDEX_BITS) - 1)
+            orders = _order(own)
             for place, gate in enumerate(same):
                 found[gate] = orders[:, place]
-        return [order for order in found if order is not None]
+        mixed = []
+        for (rows, columns), size in zip(self.scattered, pools, strict=True):
+            own = stream[:, start : start + math.ceil(size / 2)]
+            start += own.shape[1]
+            halves = torch.cat([own & ((1 << _HALF) - 1), own >> _HALF], 1)[:, :size]
+            mixed.append(_order(halves.reshape(-1, 2, _pool(rows), columns)))
+        return [order for order in found if order is not None] + mixed
+
+
+def row_orders(pools: Tensor, rows: int) -> Tensor:
+    """τ_{⌊r/K⌋} ∘ σ_{r mod K} of every row: ``(N, rows, columns)`` from ``(N, 2, K, columns)``."""
+    row = torch.arange(rows, device=pools.device)
+    first, second = pools[:, 0].index_select(1, row % _pool(rows)), pools[:, 1].index_select(1, row // _pool(rows))
+    return second.gather(-1, first)
 
 
 def pack_key(bits: Tensor) -> Tensor:
@@ -61,3 +81,13 @@ def pack_key(bits: Tensor) -> Tensor:
 def check_widths(widths: Sequence[int]) -> None:
     if max(widths, default=0) >= 1 << _INDEX_BITS:
         raise ValueError(f"expected layers of fewer than {1 << _INDEX_BITS} channels, got {max(widths)}")
+
+
+def _order(words: Tensor) -> Tensor:
+    """The permutation that sorts the last axis; of equal words the first comes first."""
+    numbers = words * (1 << _INDEX_BITS) + torch.arange(words.shape[-1], device=words.device)
+    return numbers.sort(-1).values & ((1 << _INDEX_BITS) - 1)
+
+
+def _pool(rows: int) -> int:
+    return math.ceil(math.sqrt(rows))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stainlock.errors import FileError, ModelError
 from stainlock.gating.chacha import ROUNDS
-from stainlock.gating.gates import Gated, attach, detach, gated_layer
+from stainlock.gating.gated import Gated, gated_layer, scattered_layer
+from stainlock.gating.gates import attach, detach
 from stainlock.gating.reader import FEWEST_BITS, MOST_BITS, Layout
 from stainlock.gating.schedule import Schedule
 from stainlock.storage.lock_checks import check_keyed
@@ -18,7 +19,10 @@ KIND = "keyed"
 
 @dataclass(frozen=True)
 class Structure:
-    """A lock's reader and gates. ``reader`` names the module that is given the images, "" for the model itself."""
+    """A lock's reader and gates. ``reader`` names the module that is given the images, "" for the model itself.
+
+    Gates that scatter come after those that order channels.
+    """
 
     layout: Layout
     salt: tuple[int, int, int]
@@ -28,7 +32,9 @@ class Structure:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(self.salt, self.rounds, tuple(gated.width for gated in self.gates))
+        ordered = tuple(gated.width for gated in self.gates if gated.form == "order")
+        scattered = tuple((gated.rows, gated.width) for gated in self.gates if gated.form == "scatter")
+        return Schedule(self.salt, self.rounds, ordered, scattered)
 
     @property
     def name(self) -> str:
@@ -41,7 +47,11 @@ class Structure:
         for gated in self.gates:
             layer = submodule(target.model, gated.layer)
             own = gated_layer(gated.layer, layer)
-            if own is None or replace(own, batch=gated.batch, repeat=gated.repeat) != gated:
+            if own is not None:
+                own = replace(own, batch=gated.batch, repeat=gated.repeat)
+            if own is not None and gated.form == "scatter":
+                own = scattered_layer(own, layer)
+            if own != gated:
                 raise ModelError(
                     f"{gated.layer} is a {type(layer).__name__} that can't have the gate described, of"
                     f" {gated.width} channels: it is for another model"
@@ -72,7 +82,7 @@ class Structure:
         """All of it, as JSON has it."""
         return {
             "layout": self.layout.facts(), "salt": list(self.salt), "rounds": self.rounds, "reader": self.reader,
-            "gates": [asdict(gated) for gated in self.gates],
+            "gates": [gated.facts() for gated in self.gates],
         }  # fmt: skip
 
     @staticmethod

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from types import ModuleType
 
 from stainlock import errors
-from stainlock.gating import chacha, gates, reader, schedule
+from stainlock.gating import chacha, frames, gated, gates, own_weights, reader, schedule
 from stainlock.gating.structure import Structure
 from stainlock.unlocking import object_detectors
 
-_HOMES: tuple[ModuleType, ...] = (errors, chacha, schedule, reader, gates, object_detectors)
+_HOMES: tuple[ModuleType, ...] = (
+    errors, chacha, schedule, reader, frames, gated, own_weights, gates, object_detectors,
+)  # fmt: skip
 
 
 def runtime_source(structure: Structure | None, *, detects: bool) -> str:
@@ -27,7 +29,7 @@ def runtime_source(structure: Structure | None, *, detects: bool) -> str:
 
 
 def _put_in(structure: Structure) -> str:
-    listed = "".join(f"    {gated!r},\n" for gated in structure.gates)
+    listed = "".join(f"    {gate!r},\n" for gate in structure.gates)
     return (
         f"\n\nLAYOUT = {structure.layout!r}\nSCHEDULE = {structure.schedule!r}\nGATES = (\n{listed})\n\n\n"
         "def put_in(model):\n"

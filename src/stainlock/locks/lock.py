@@ -57,6 +57,7 @@ class LockOptions(TypedDict, total=False):
     patch: tuple[int, int] | None
     carrier: str | None
     rounds: int
+    scatter: str | Sequence[str]
     # vit
     recipe: Recipe
     scaling: Scaling | None

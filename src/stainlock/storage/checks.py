@@ -52,8 +52,9 @@ def check_permutations(facts: Any, tensors: Mapping[str, Tensor], prefix: str = 
             check_text(permutation[name], f"a permutation's {name}")
         check_whole(permutation["axis"], "axis", 0, 8)
         order = tensors[f"{prefix}{i}.order"]
-        whole = order.dim() == 1 and order.dtype == torch.int32
-        expect(whole and torch.equal(order.sort().values, torch.arange(len(order), dtype=torch.int32)),
+        whole = order.dim() in (1, 2) and order.dtype == torch.int32
+        every = torch.arange(order.shape[-1] if whole else 0, dtype=torch.int32)
+        expect(whole and torch.equal(order.sort(-1).values, every.expand_as(order)),
                 f"every slice of {permutation['parameter']} once", "others")  # fmt: skip
 
 

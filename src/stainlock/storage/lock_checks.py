@@ -17,9 +17,11 @@ MOST_GATES = 10_000  # layers: more than any model has
 _STRUCTURE = {"layout", "salt", "rounds", "reader", "gates"}
 _LAYOUT = {"carrier", "form", "bits", "tile", "rows", "columns", "middle"}
 _GATE = {"layer", "width", "parameter", "axis", "channels", "batch", "repeat"}
+_SCATTER = {"form", "rows"}
 _FORMS = {"patch": ("pairs", "pixels"), "strip": ("pairs", "pixels"), "entries": ("entries",)}
 _MOST_BITS, _MOST_WORD = 256, 2**32 - 1
 _WIDEST, _LONGEST_SIDE = 2**20, 2**13  # channels of a layer, and rows or columns of a patch in pixels
+_MOST_SCATTERED = 2**24  # weights of a layer
 
 
 def check_keyed(facts: Mapping[str, Any]) -> None:
@@ -35,6 +37,8 @@ def check_keyed(facts: Mapping[str, Any]) -> None:
     expect(isinstance(gates, list) and 1 <= len(gates) <= MOST_GATES, f"1 to {MOST_GATES} gates", "others")
     for gate in gates:
         _check_gate(gate)
+    scatter = ["form" in gate for gate in gates]
+    expect(scatter == sorted(scatter), "layers that are scattered after the others", "another order")
     expect(len({gate["layer"] for gate in gates}) == len(gates), "one gate before a layer", "several")
 
 
@@ -54,7 +58,12 @@ def _check_layout(layout: Any) -> None:
 
 
 def _check_gate(gate: Any) -> None:
-    _check_fields(gate, _GATE, "a gate")
+    scatters = isinstance(gate, dict) and "form" in gate
+    _check_fields(gate, _GATE | _SCATTER if scatters else _GATE, "a gate")
+    if scatters:
+        check_one_of(gate, "form", ("scatter",))
+        check_whole(gate["rows"], "rows", 1, _WIDEST)
+        expect(gate["rows"] * gate["width"] <= _MOST_SCATTERED, f"at most {_MOST_SCATTERED} scattered weights", "more")
     for name in ("layer", "parameter"):
         check_text(gate[name], f"a gate's {name}")
     check_whole(gate["width"], "width", 1, _WIDEST)

@@ -163,7 +163,9 @@ def test_layers_that_share_their_weights_have_no_gates() -> None:
     model, _ = locked("shared weights")
     structure = Structure.of(model)
     assert structure is not None
-    assert [gated.layer for gated in structure.gates] == ["plain", "head"]
+    assert [(gated.layer, gated.form) for gated in structure.gates] == [
+        ("plain", "order"), ("head", "order"), ("stem", "scatter"),
+    ]  # fmt: skip
     for name, message in (
         ("twice", "does not call it exactly once"),
         ("functional", "does not call it exactly once"),
@@ -271,7 +273,9 @@ def test_half_precision(dtype: torch.dtype) -> None:
     [
         (models.conv_net, {"rounds": 10}, "expected 8, 12, 20 rounds"),
         (models.conv_net, {"gates": 99}, "a number up to"),
-        (models.conv_net, {"gates": "many"}, "expected gates all, spread"),
+        (models.conv_net, {"gates": "many"}, "expected gates usual, all, spread"),
+        (models.conv_net, {"scatter": "many"}, "expected scatter first, none or different names of layers"),
+        (models.conv_net, {"scatter": ["nothing"]}, "nothing can't be scattered"),
         (lambda: small_library("mobilenet_v2"), {"gates": ["features.1.conv.0.0"]}, "it is a grouped convolution"),
         (lambda: small_library("mobilenet_v2"), {"gates": ["features.1.conv.0.1"]}, "it is a BatchNorm2d"),
     ],
@@ -282,7 +286,7 @@ def test_bad_options(build: Callable[[], Target], options: dict[str, Any], messa
 
 
 def test_models_without_a_layer_to_gate() -> None:
-    grouped = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, groups=16), nn.Flatten(), nn.Softmax(1))
+    grouped = nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.ReLU(), nn.Flatten(), nn.Softmax(1))
     with pytest.raises(ModelError, match="no layer to gate"):
         sl.lock(Target(grouped, (3, 32, 32)), kind="keyed")
     with warnings.catch_warnings():

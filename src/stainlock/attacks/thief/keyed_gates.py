@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from stainlock.attacks.attack import NotApplicable
 from stainlock.attacks.pixels import Pictures
-from stainlock.gating.gates import Gated
+from stainlock.gating.gated import Gated
 from stainlock.locks.keyed import Structure, file_view
 from stainlock.target import Target, evaluation_mode
 
@@ -33,6 +33,16 @@ def keyed_file(target: Target) -> tuple[Target, Structure]:
     if structure is None:
         raise NotApplicable("no keyed lock in this model")
     return file_view(target), structure
+
+
+def ordered(structure: Structure) -> tuple[Gated, ...]:
+    """The gates whose columns are in another order, as they run."""
+    return tuple(gated for gated in structure.gates if gated.form == "order")
+
+
+def scattered(structure: Structure) -> tuple[Gated, ...]:
+    """The layers whose weights are scattered."""
+    return tuple(gated for gated in structure.gates if gated.form == "scatter")
 
 
 def without_gates(target: Target) -> Target:
@@ -60,10 +70,11 @@ def reorder(target: Target, gated: Gated, order: Tensor) -> None:
 def given_to(target: Target, gated: Gated, pixels: Pictures, generator: torch.Generator) -> Tensor:
     """What a gated layer's columns are multiplied with, at some positions: ``(C, taps, samples)`` in float64."""
     layer = target.model.get_submodule(gated.layer)
+    width = weight_of(target, gated).shape[gated.axis]
     found: list[Tensor] = []
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.append(_sampled(layer, gated, args[0] if args else next(iter(kwargs.values())), generator))
+        found.append(_sampled(layer, gated, width, args[0] if args else next(iter(kwargs.values())), generator))
         raise _Reached
 
     hook = layer.register_forward_pre_hook(look, with_kwargs=True)
@@ -80,12 +91,12 @@ def given_to(target: Target, gated: Gated, pixels: Pictures, generator: torch.Ge
     return torch.cat(found, -1).double()
 
 
-def _sampled(layer: nn.Module, gated: Gated, x: Tensor, generator: torch.Generator) -> Tensor:
+def _sampled(layer: nn.Module, gated: Gated, width: int, x: Tensor, generator: torch.Generator) -> Tensor:
     x = x.detach().cpu()
     taps = 1
     if isinstance(layer, nn.Conv2d) and isinstance(layer.padding, tuple):
         taps = layer.kernel_size[0] * layer.kernel_size[1]
-        if gated.width * taps <= _WIDEST:
+        if width * taps <= _WIDEST:
             x = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
         else:
             x, taps = x.flatten(2), 1
@@ -93,7 +104,7 @@ def _sampled(layer: nn.Module, gated: Gated, x: Tensor, generator: torch.Generat
     else:
         flat = x.movedim(gated.channels, 0).flatten(1)
     chosen = torch.randint(flat.shape[1], (min(_SAMPLES, flat.shape[1]),), generator=generator)
-    return flat[:, chosen].view(gated.width, taps, -1)
+    return flat[:, chosen].view(width, taps, -1)
 
 
 def norms_behind(target: Target, gates: tuple[Gated, ...], pixels: Pictures) -> dict[str, nn.Module]:

@@ -1,7 +1,8 @@
 """Gates of a keyed lock undone with the public checkpoint that the model was fine-tuned from.
 
 Column i of the file is compared with every column of the ancestor, by cosine, and columns are assigned one to one. It
-finds the permutation of every layer that stayed close to its ancestor; layers of other shapes are left as they are.
+finds the permutation of every layer that stayed close to its ancestor; layers of other shapes are left as they are. In
+a scattered layer the values of a row go where the ancestor's row has its values of the same rank.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.thief.assignment import assign
-from stainlock.attacks.thief.keyed_gates import columns, keyed_file, reorder
+from stainlock.attacks.thief.keyed_gates import columns, keyed_file, reorder, weight_of
 from stainlock.target import Target
 
 UNKNOWN = "unknown"
@@ -24,6 +25,12 @@ def matched_with(target: Target, ancestor: Target) -> tuple[Target, dict[str, Te
     found = {}
     for gated in structure.gates:
         if gated.tensor not in known:
+            continue
+        if gated.form == "scatter":
+            weight, before = weight_of(stolen, gated), weight_of(ancestor, gated)
+            if weight.shape == before.shape:
+                ranks = before.flatten(1).argsort(1).argsort(1)
+                weight.copy_(weight.flatten(1).sort(1).values.gather(1, ranks).view_as(weight))
             continue
         own, old = columns(stolen, gated), columns(ancestor, gated)
         if own.shape == old.shape:

@@ -9,6 +9,9 @@ So the thief looks for the permutation that makes
 largest, z for standardised and r for R with a diagonal of ones: a quadratic assignment. Layers are solved in the order
 in which they run, since a layer's R needs the gates before it. Images need no labels. `match-norms` has the second sum
 alone, which ranks solve.
+
+A scattered layer comes first. Of its rows the values are known and not their places: each is arranged like the
+principal component of the images that its values fit best.
 """
 
 from __future__ import annotations
@@ -19,7 +22,16 @@ from torch import Tensor
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
 from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.assignment import solve
-from stainlock.attacks.thief.keyed_gates import IMAGES, columns, given_to, keyed_file, reorder
+from stainlock.attacks.thief.keyed_gates import (
+    IMAGES,
+    columns,
+    given_to,
+    keyed_file,
+    ordered,
+    reorder,
+    scattered,
+    weight_of,
+)
 from stainlock.target import Target
 
 _LEAST = 1e-9
@@ -31,14 +43,30 @@ def matched(
 ) -> tuple[Target, list[Tensor]]:
     """The file with its columns where they seem to belong, and the order found for each gate."""
     stolen, structure = keyed_file(target)
+    for gated in scattered(structure):
+        weight = weight_of(stolen, gated)
+        inputs = given_to(stolen, gated, images, generator).flatten(0, 1)
+        if len(inputs) == gated.width:
+            weight.copy_(arranged(weight.flatten(1).double(), inputs).view_as(weight))
     found = []
-    for step, gated in enumerate(structure.gates):
+    gates = ordered(structure)
+    for step, gated in enumerate(gates):
         inputs = given_to(stolen, gated, images, generator)
         found.append(best_order(columns(stolen, gated), inputs, starts=starts, generator=generator))
         reorder(stolen, gated, found[-1])
         if progress is not None:
-            progress(step + 1, len(structure.gates))
+            progress(step + 1, len(gates))
     return stolen, found
+
+
+def arranged(rows: Tensor, inputs: Tensor) -> Tensor:
+    """Rows ``(R, n)`` of scattered values, each in the order of a principal component of inputs ``(n, samples)``."""
+    _, components = torch.linalg.eigh(torch.cov(inputs))
+    both = torch.cat([components, -components], 1).T
+    values, shapes = rows.sort(1).values, both.sort(1).values
+    likeness = torch.nn.functional.normalize(values) @ torch.nn.functional.normalize(shapes).T
+    ranks = both[likeness.argmax(1)].argsort(1).argsort(1)
+    return values.gather(1, ranks)
 
 
 def best_order(own: Tensor, inputs: Tensor, *, starts: int, generator: torch.Generator) -> Tensor:

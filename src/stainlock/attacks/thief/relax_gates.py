@@ -4,8 +4,9 @@
     relax-signs         W' · diag(tanh t)
     stitch              W' · M,  M any matrix, at first the identity: a 1×1 layer where the gate was
 
-They are fitted by Adam to labels, or to the logits of an unlocked model that answers the thief's images ("oracle"):
-then labels are not needed. What is fitted is multiplied into the weights at the end.
+A scattered layer's weights are trained freely beside them. They are fitted by Adam to labels, or to the logits of an
+unlocked model that answers the thief's images ("oracle"): then labels are not needed. What is fitted is multiplied into
+the weights at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn.utils import parametrize
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject
 from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.assignment import balanced
-from stainlock.attacks.thief.keyed_gates import keyed_file
+from stainlock.attacks.thief.keyed_gates import keyed_file, ordered, scattered
 from stainlock.target import Target, evaluation_mode
 
 BATCH, STEPS = 32, 150
@@ -75,6 +76,7 @@ class Stitch(Relaxed):
 
 
 # Adam's rate for each.
+_FREE_RATE = 0.003
 FORMS: dict[type[Relaxed], float] = {SoftPermutation: 0.05, SoftSigns: 0.05, Stitch: 0.003}
 
 
@@ -85,11 +87,13 @@ def fitted(
     loss: Callable[[Target, Tensor], Tensor],
     examples: int,
     *,
+    free: Sequence[str] = (),
     steps: int = STEPS,
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Target:
-    """A copy of the file with its weights times what was fitted; ``loss`` is of a model and chosen examples."""
+    """A copy of the file with its weights times what was fitted; ``loss`` is of a model and chosen examples, ``free``
+    names parameters to train as they are."""
     copy = file.copy()
     copy.model.requires_grad_(False)
     relaxed = []
@@ -98,8 +102,11 @@ def fitted(
         module = copy.model.get_submodule(owner)
         relaxed.append(form(module.get_parameter(own).shape[axis], axis, generator).to(copy.device))
         parametrize.register_parametrization(module, own, relaxed[-1])
-    unknown = [one.own for one in relaxed]
-    optimiser = torch.optim.Adam(unknown, FORMS[form])
+    weights = [copy.model.get_parameter(name).requires_grad_(True) for name in free]
+    unknown = [*(one.own for one in relaxed), *weights]
+    optimiser = torch.optim.Adam(
+        [{"params": [one.own for one in relaxed], "lr": FORMS[form]}, {"params": weights, "lr": _FREE_RATE}]
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     with evaluation_mode(copy.model), torch.enable_grad():
         for step in range(steps):
@@ -146,9 +153,10 @@ def _run(form: type[Relaxed], subject: Subject, strength: Strength) -> Attacked:
     else:
         images, labels = subject.need_labels()
         loss = by_labels(images, labels)
-    places = [(gated.tensor, gated.axis) for gated in structure.gates]
+    places = [(gated.tensor, gated.axis) for gated in ordered(structure)]
+    free = [gated.tensor for gated in scattered(structure)]
     generator = subject.randomness.noise(f"relaxing gates {form.__name__}")
-    found = fitted(file, places, form, loss, len(images), generator=generator, progress=subject.progress)
+    found = fitted(file, places, form, loss, len(images), free=free, generator=generator, progress=subject.progress)
     return Attacked(found, figures={"steps": STEPS}, used=len(images))
 
 

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.assignment import assign, climb, solve, value
-from stainlock.attacks.thief.keyed_gates import IMAGES, columns, given_to, keyed_file, norms_behind, reorder
+from stainlock.attacks.thief.keyed_gates import (
+    IMAGES,
+    columns,
+    given_to,
+    keyed_file,
+    norms_behind,
+    ordered,
+    reorder,
+)
 from stainlock.target import Target
 
 _RIDGE = 1e-4  # of the mean eigenvalue
@@ -29,11 +37,11 @@ _SILENT = 1e-3  # of the largest scale
 def solved(target: Target, images: Pictures, way: str, generator: torch.Generator) -> tuple[Target, dict[str, Tensor]]:
     """The file with its columns where the means say, and the order found for each gate before a batch norm."""
     stolen, structure = keyed_file(target)
-    norms = norms_behind(stolen, structure.gates, images)
+    norms = norms_behind(stolen, ordered(structure), images)
     if not norms:
         raise NotApplicable("no gated layer has a batch norm behind it")
     found = {}
-    for gated in structure.gates:
+    for gated in ordered(structure):
         if gated.layer not in norms:
             continue
         wanted, scale = expected_means(norms[gated.layer], way)

@@ -1,6 +1,7 @@
 """The keyed lock: the patch is the key, and the file holds nothing that opens it.
 
-`lock` is the algorithm, `placement` chooses the layers that get gates, `statistics` empties batch norms. What runs
+`lock` is the algorithm, `placement` chooses the layers that get gates, `cut` those that are scattered, `statistics`
+empties batch norms. What runs
 inside the locked model is in `stainlock.gating`.
 """
 

@@ -1,9 +1,11 @@
 """The keyed lock: the patch is the key, and the file holds nothing that opens it.
 
     1   draw B secret bits and a public salt
-    2   choose layers to gate, and derive a permutation π_l of each from the bits
-    3   file:  W_l[:, i] := W_l[:, π_l(i)];  every batch norm's statistics go into its scale and shift
-    4   run:   read the bits of every image, derive π_l, and give layer l  x[π_l]
+    2   choose layers to gate and a first one to scatter, and derive a permutation π_l of each from the bits
+    3   file:  W_l[:, i] := W_l[:, π_l(i)];  in the first layer the weights of each row r are in an order q_r of its
+               own;  every batch norm's statistics go into its scale and shift
+    4   run:   read the bits of every image, derive π_l and q_r, put the first layer's weights in order, and give
+               layer l  x[π_l]
 
 With the right bits 3 and 4 cancel, whatever comes before and after: the model is the original one, on images with the
 patch in their corner. One wrong bit changes every permutation. Nothing is trained or searched for, and no channel is
@@ -21,7 +23,7 @@ from torch import Tensor
 from stainlock.errors import ModelError
 from stainlock.gating.chacha import ROUNDS
 from stainlock.gating.reader import Layout, choose_layout
-from stainlock.gating.schedule import check_widths
+from stainlock.gating.schedule import check_widths, row_orders
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion
 from stainlock.key import Detector, Key, conventions_of
@@ -51,7 +53,8 @@ def lock_keyed(
     tile: int | None = None,
     patch: tuple[int, int] | None = None,
     carrier: str | None = None,
-    gates: str | int | Sequence[str] = "all",
+    gates: str | int | Sequence[str] = "usual",
+    scatter: str | Sequence[str] = "first",
     rounds: int = ROUNDS[0],
     seed: int | None = None,
     progress: Progress | None = None,
@@ -60,7 +63,9 @@ def lock_keyed(
 
     - ``bits`` of the key (128), ``tile`` in pixels and ``patch`` (rows, columns) in pixels: by input size.
     - ``carrier``: ``patch`` is the image's corner; ``strip`` adds rows above the image, which the network does not see.
-    - ``gates``: ``all`` layers that can have one, ``spread`` (one of every two), a number of them, or names of layers.
+    - ``gates``: the ``usual`` layers (all but those that compute little with large maps), ``all`` that can have one,
+      ``spread`` (one of every two), a number of them, or names of layers.
+    - ``scatter``: the layers that images come to ``first``, ``none``, or names of layers.
     - ``rounds`` of the cipher: 8, 12 or 20.
     """
     if rounds not in ROUNDS:
@@ -69,7 +74,8 @@ def lock_keyed(
     randomness = Randomness(seed)
     layout = _layout(target, carrier, bits, tile, patch)
     secret = bits_of(randomness, layout.bits)
-    structure = Structure(layout, salt_of(randomness), rounds, tuple(place_gates(target, gates)), _images_go_to(target))
+    placed = tuple(place_gates(target, gates, scatter))
+    structure = Structure(layout, salt_of(randomness), rounds, placed, _images_go_to(target))
     check_widths(structure.schedule.widths)
     levels = layout.draw(secret, target.input_shape[0])
     trigger = target.from_bytes(levels) if layout.form == "entries" else levels
@@ -90,19 +96,25 @@ def salt_of(randomness: Randomness) -> tuple[int, int, int]:
     return first, second, third
 
 
-def keyed_plan(target: Target, structure: Structure, bits: Tensor) -> Plan:
-    """Lines 2 and 3."""
+def permutations_of(structure: Structure, bits: Tensor) -> tuple[Permutation, ...]:
+    """How the file's weights are ordered for these bits."""
     orders = structure.schedule.permutations(bits[None])
-    permutations = tuple(
+    return tuple(
         Permutation(gated.tensor, gated.axis, order[0], DISRUPTOR)
+        if gated.form == "order"
+        else Permutation(gated.tensor, 0, row_orders(order, gated.rows)[0].argsort(-1), DISRUPTOR)
         for gated, order in zip(structure.gates, orders, strict=True)
     )
+
+
+def keyed_plan(target: Target, structure: Structure, bits: Tensor) -> Plan:
+    """Lines 2 and 3."""
     writes = tuple(statistics_writes(target.model))
     return Plan(
         writes,
         model_digest(target.model),
         insertions=(Insertion(KIND, "", structure.facts()),),
-        permutations=permutations,
+        permutations=permutations_of(structure, bits),
     )
 
 

@@ -1,0 +1,126 @@
+"""Layers that can have a gate, and what a gate does to what they are given.
+
+    order     file   W'[:, i] = W[:, π(i)]          run   y = W' · x[π]  =  W x
+    scatter   file   W'[r, q_r(j)] = W[r, j]        run   W[r, j] = W'[r, q_r(j)],  y = W x
+
+An ordered layer's input channels are permuted; a scattered layer's weights are, in each row, all taps of all channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stainlock.errors import ModelError
+from stainlock.gating.frames import is_traced
+from stainlock.gating.schedule import row_orders
+
+GateForm = Literal["order", "scatter"]
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A layer that can have a gate: the parameter whose columns are permuted, their axis, and where its input has
+    channels and images. ``repeat``: rows of the input for each image, as windows of an attention have them.
+
+    Of a scattered layer ``width`` is the number of weights in each of its ``rows``.
+    """
+
+    layer: str
+    width: int
+    parameter: str = "weight"
+    axis: int = 1
+    channels: int = 1
+    batch: int = 0
+    repeat: int = 1
+    form: GateForm = "order"
+    rows: int = 1
+
+    @property
+    def tensor(self) -> str:
+        """The parameter's whole name."""
+        return f"{self.layer}.{self.parameter}" if self.layer else self.parameter
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has it; a gate that orders channels says so by leaving its form out."""
+        listed = asdict(self)
+        return listed if self.form == "scatter" else {k: v for k, v in listed.items() if k not in ("form", "rows")}
+
+
+def gated_layer(name: str, layer: nn.Module) -> Gated | None:
+    """How this layer would be gated; None where its inputs can't be permuted by its weights' columns."""
+    if isinstance(layer, nn.Linear):
+        return Gated(name, layer.in_features, channels=-1)
+    if isinstance(layer, _CONVOLUTIONS + _TRANSPOSED) and layer.groups == 1:
+        return Gated(name, layer.in_channels, axis=0 if isinstance(layer, _TRANSPOSED) else 1)
+    if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None and layer.bias_k is None:
+        batch = 0 if layer.batch_first else 1
+        return Gated(name, layer.embed_dim, parameter="in_proj_weight", channels=-1, batch=batch)
+    return None
+
+
+def scattered_layer(gated: Gated, layer: nn.Module) -> Gated | None:
+    """How this layer's weights would be scattered; None where images can't each have weights of their own."""
+    plain = type(layer) is nn.Linear or (
+        type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
+    if not plain or gated.batch != 0 or gated.repeat != 1:
+        return None
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return replace(gated, form="scatter", rows=len(weight), width=weight[0].numel())
+
+
+def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
+    """``x[π]`` along the channels: one permutation ``(1, C)`` for all, or one for each image ``(N, C)``."""
+    if order.shape[0] == 1 and gated.channels == 1:
+        return x.index_select(1, order[0])
+    if order.shape[0] == 1:  # along the last axis gather is the faster of the two
+        return x.gather(-1, order.expand(*x.shape[:-1], -1))
+    if not is_traced() and x.shape[gated.batch] != order.shape[0] * gated.repeat:  # before that many are made
+        raise ModelError(
+            f"{gated.layer} is given {tuple(x.shape)}, expected {order.shape[0]} images of {gated.repeat} rows each"
+            f" along axis {gated.batch}: the gate is for another model"
+        )
+    if gated.repeat != 1:
+        order = order.repeat_interleave(gated.repeat, 0)
+    if gated.channels == 1:  # images and channels as one axis: whole maps are copied
+        first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+        return x.flatten(0, 1).index_select(0, (order + first).flatten()).view_as(x)
+    shape = [1] * x.dim()
+    shape[gated.batch], shape[-1] = x.shape[gated.batch], x.shape[-1]
+    return x.gather(-1, order.view(shape).expand_as(x))
+
+
+def gathered(weight: Tensor, pools: Tensor) -> Tensor:
+    """The weights of a scattered layer, each where it belongs, for each image: ``(N, *weight.shape)``."""
+    orders = row_orders(pools, len(weight))
+    images = orders.shape[0]  # not its length, which is a number where it may be a symbol
+    return weight.flatten(1).expand(images, -1, -1).gather(-1, orders).view(images, *weight.shape)
+
+
+def with_own_weights(layer: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
+    """What a linear layer or convolution gives images that have weights of their own, ``(N, *weight.shape)``, in
+    operations that can be recorded: N is not known."""
+    bias = layer.bias
+    assert bias is None or isinstance(bias, Tensor)
+    if isinstance(layer, nn.Linear):
+        rows = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
+        found = (rows @ weights.transpose(1, 2)).view(*x.shape[:-1], -1)
+        return found if bias is None else found + bias
+    assert isinstance(layer, nn.Conv2d)
+    if isinstance(x.shape[0], int) and x.shape[0] == 1:
+        return F.conv2d(x, weights[0], bias, layer.stride, layer.padding, layer.dilation)
+    taps = layer.kernel_size[0] * layer.kernel_size[1]
+    # One channel for every tap of every channel: a depthwise convolution whose kernels have a single one.
+    single = torch.eye(taps, dtype=x.dtype, device=x.device).view(taps, 1, *layer.kernel_size)
+    channels = layer.in_channels
+    each = F.conv2d(x, single.repeat(channels, 1, 1, 1), None, layer.stride, layer.padding, layer.dilation, channels)
+    found = (weights.flatten(2) @ each.flatten(2)).view(x.shape[0], -1, *each.shape[2:])
+    return found if bias is None else found + bias[:, None, None]

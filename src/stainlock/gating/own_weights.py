@@ -1,0 +1,81 @@
+"""Inputs of a layer that bring the weights it is to be multiplied by.
+
+A hook can give its layer other inputs, but not other weights. So it gives an input that, when it is convolved or
+multiplied with the layer's weight, takes the right one instead; whoever else looks sees an ordinary tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
+
+from stainlock.gating.gated import Gated, gathered, permuted
+
+# Reordering one weight takes as long as this many values of a map, which are copied in whole rows.
+_COLUMN_COST = 8
+
+
+class Reordered(Tensor):
+    """``x[π]``, for a layer that can be given W'[:, π⁻¹] and x instead; whoever else looks gets ``x[π]``."""
+
+    order: Tensor
+    undone: Tensor  # π⁻¹
+    gated: Gated
+
+    @staticmethod
+    def of(x: Tensor, order: Tensor, inverse: Tensor, gated: Gated) -> Reordered:
+        own = x.as_subclass(Reordered)
+        own.order, own.undone, own.gated = order, inverse, gated
+        return own
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in (F.conv2d, F.linear) and isinstance(args[0], Reordered):
+                x, weight, *others = args
+                columns = weight.index_select(1, x.undone)
+                return func(x.as_subclass(Tensor), columns, *others, **(kwargs or {}))
+            args, kwargs = tree_map_only(Reordered, _in_order, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+
+def _in_order(x: Reordered) -> Tensor:
+    return permuted(x.as_subclass(Tensor), x.order, x.gated)
+
+
+def columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
+    """Whether it is faster to reorder the layer's weight than its input; other classes may do more than multiply."""
+    if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+        return _COLUMN_COST * layer.weight.numel() < x.numel()
+    return type(layer) is nn.Linear and _COLUMN_COST * layer.weight.numel() < x.numel()
+
+
+class Scattered(Tensor):
+    """``x``, for a scattered layer: its images are given W, of the key of all or each of its own."""
+
+    pools: Tensor
+
+    @staticmethod
+    def of(x: Tensor, pools: Tensor) -> Scattered:
+        own = x.as_subclass(Scattered)
+        own.pools = pools
+        return own
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in (F.conv2d, F.linear) and isinstance(args[0], Scattered):
+                x, weight, *others = args
+                images = x.as_subclass(Tensor)
+                parts = images.split(1) if len(x.pools) > 1 else (images,)
+                found = [
+                    func(part, gathered(weight, pools)[0], *others, **(kwargs or {}))
+                    for part, pools in zip(parts, x.pools.split(1), strict=True)
+                ]
+                return torch.cat(found) if len(found) > 1 else found[0]
+            args, kwargs = tree_map_only(Scattered, lambda own: own.as_subclass(Tensor), (args, kwargs or {}))
+            return func(*args, **kwargs)
