@@ -4,7 +4,8 @@
 - ``attacks``: what every attack that needs no labels leaves; with ``--labels`` so many images also have labels for the
   attacks that train gates (`relax-permutation`, `relax-signs`, `stitch`).
 - ``gates``: for each gate, given everything before it, the part of the channels that `match-norms`, `match-covariance`
-  and `solve-means` put in the right place: how near a thief is to opening it.
+  and `solve-means` put in the right place: how near a thief is to opening it. For a scattered layer, the part of the
+  weights that `match-covariance` puts in the right place, and what the model then gets right if all gates are open.
 - ``ancestor``: the model fine-tuned further and locked, and what `match-ancestor` finds with the original.
 - ``labels``: lift of fine-tuning, against random weights with the same labels and steps.
 - ``peers``: the same for locks of other papers, written here from the papers, and for our other locks.
@@ -29,12 +30,21 @@ from keyed_peers import PEERS, hidden
 from keyed_splits import lift_rows, split
 from stainlock import Key, Target, lock
 from stainlock.attacks import NotApplicable, Subject, all_attacks
-from stainlock.attacks.thief.keyed_gates import columns, given_to, keyed_file, norms_behind, ordered
+from stainlock.attacks.thief.keyed_gates import (
+    columns,
+    given_to,
+    keyed_file,
+    norms_behind,
+    ordered,
+    scattered,
+    weight_of,
+)
 from stainlock.attacks.thief.match_ancestor import matched_with
-from stainlock.attacks.thief.match_covariance import best_order
+from stainlock.attacks.thief.match_covariance import arranged, best_order
 from stainlock.attacks.thief.relax_gates import SoftSigns, by_labels, fitted
 from stainlock.attacks.thief.solve_means import expected_means, order_by_means
 from stainlock.errors import StainlockError
+from stainlock.gating.gated import Gated
 from stainlock.gating.reader import Layout
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
 from stainlock.target import evaluation_mode
@@ -73,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=250, help="of fine-tuning (250)")
     parser.add_argument("--starts", type=int, default=30, help="of match-covariance in part gates (30)")
     parser.add_argument("--widest", type=int, default=4096, help="channels of the gates in part gates, at most")
+    parser.add_argument("--scatter", default="first", choices=("first", "none"), help="of the locks (first)")
+    parser.add_argument("--attacks", nargs="*", default=[*BLIND, *WITH_IMAGES, *TRAINED], help="of part attacks")
     parser.add_argument("--quick", action="store_true", help="ResNet20, one key, few images and steps")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -106,9 +118,9 @@ def owners_images(name: str, count: int) -> tuple[Tensor, Tensor]:
     return pixels, marks
 
 
-def locks_of(target: Target, keys: int) -> Iterator[tuple[Target, Key]]:
-    for seed in range(1, keys + 1):
-        yield lock_keyed(target, seed=seed)
+def locks_of(target: Target, options: argparse.Namespace) -> Iterator[tuple[Target, Key]]:
+    for seed in range(1, options.keys + 1):
+        yield lock_keyed(target, seed=seed, scatter=options.scatter)
 
 
 def right(target: Target, data: tuple[Tensor, Tensor], change: Change | None = None) -> float:
@@ -131,7 +143,7 @@ def ruin(name: str, target: Target, options: argparse.Namespace) -> None:
         "wrong patch",
         "one bit wrong",
     )
-    for number, (locked, key) in enumerate(locks_of(target, options.keys), 1):
+    for number, (locked, key) in enumerate(locks_of(target, options), 1):
         paste = key.unlock_transform(normalise=False)
         bits, layout = key.detectors[0].vector > 0, Layout(**key.details["layout"])
         wrong = torch.randint(2, bits.shape, generator=torch.Generator().manual_seed(number)).bool()
@@ -156,8 +168,8 @@ def _paste(target: Target, layout: Layout, bits: Tensor) -> Change:
 def attacks(name: str, target: Target, options: argparse.Namespace) -> None:
     data, (thiefs, marks) = owners_images(name, options.images), split(max(options.thief_images, 1)).train
     table("attack", "needs", "strength", "right, best key", "right, mean", "seconds", "note")
-    protected = list(locks_of(target, options.keys))
-    for attack in (*BLIND, *WITH_IMAGES, *TRAINED):
+    protected = list(locks_of(target, options))
+    for attack in options.attacks:
         known = all_attacks()[attack]
         for strength in known.strengths:
             found, note, seconds = [], "", 0.0
@@ -186,11 +198,11 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 def gates(name: str, target: Target, options: argparse.Namespace) -> None:
     """Channels in their right place, gate by gate, on the original's own activations."""
-    images = split(options.thief_images).train[0]
+    images, data = split(options.thief_images).train[0], owners_images(name, options.images)
     table(
         "key", "gate", "channels", "match-norms", "match-covariance", "solve-means, means kept", "solve-means, shifts"
     )
-    for number, (locked, key) in enumerate(locks_of(target, options.keys), 1):
+    for number, (locked, key) in enumerate(locks_of(target, options), 1):
         file, structure = keyed_file(locked)
         orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
         kept, moved = (norms_behind(own, structure.gates, images) for own in (target, file))
@@ -210,6 +222,27 @@ def gates(name: str, target: Target, options: argparse.Namespace) -> None:
                 wanted, scale = expected_means(norms[gated.layer], way)
                 cells.append(hits(order_by_means(own, inputs, wanted, scale, generator), order))
             row(number, gated.layer, gated.width, *cells)
+        for gated in scattered(structure):
+            _scattered_row(number, target, file, gated, images, data)
+
+
+def _scattered_row(
+    number: int, target: Target, file: Target, gated: Gated, images: Tensor, data: tuple[Tensor, Tensor]
+) -> None:
+    own, inputs = target.copy(), given_to(target, gated, images, torch.Generator().manual_seed(number)).flatten(0, 1)
+    weight = weight_of(own, gated)
+    right_ones = weight.clone()
+    weight.copy_(arranged(weight_of(file, gated).flatten(1).double(), inputs).view_as(weight))
+    placed = float((weight == right_ones).double().mean())
+    row(
+        number,
+        gated.layer,
+        f"{gated.rows}×{gated.width} scattered",
+        "",
+        placed,
+        f"model: {_shown(right(own, data))}",
+        "",
+    )
 
 
 def hits(found: Tensor, order: Tensor) -> float:
@@ -291,7 +324,7 @@ def robust(name: str, target: Target, options: argparse.Namespace) -> None:
     """Both sides get the patch, and the same treatment."""
     data = owners_images(name, options.images)
     table("treatment", "original with the patch", "unlocked, mean over keys", "worst key")
-    protected = list(locks_of(target, options.keys))
+    protected = list(locks_of(target, options))
     known = all_attacks()
     for attack, strength in (
         ("none", 0), ("trigger-jpeg", 95), ("trigger-jpeg", 50), ("trigger-brightness", 0.8),

@@ -96,7 +96,7 @@ def test_every_kind_of_file_is_there(release: str) -> None:
     assert {(f["kind"], f["schema"], f["additive"]) for f in facts} == {
         ("stain", "none", False), ("stain", "none", True), ("stain", "weight", False), ("stain", "activation", True),
         ("stain", "output", False), ("lock", "internal", False), ("lock", "squeeze-excite", False),
-        ("lock", "vit", False), ("lock", "gan", False),
+        ("lock", "vit", False), ("lock", "gan", False), ("lock", "keyed", False),
     }  # fmt: skip
     present = {path.name for path in (GOLDEN / release).iterdir()}
     assert {"certificate.json", "commitment.json", "signer.txt", "images.safetensors", "attack"} <= present

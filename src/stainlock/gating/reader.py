@@ -6,8 +6,8 @@
 
 A positive gain and an offset of the whole image change neither sign, so that bits are exact under brightness, contrast
 and the model's normalisation. Tiles of two or more pixels, all channels summed, also survive JPEG. Pixels need a
-third of the space: a patch of 7×7 holds 128 bits, which images of 32×32 can spare. The mean of a patch that has both
-levels lies strictly between them, whatever the bits.
+third of the space: a patch of 7×7 holds 128 bits, which images of 32×32 can spare. JPEG spoils these, so a strip has
+tiles whatever the image's size. The mean of a patch that has both levels lies strictly between them, whatever the bits.
 
 Three carriers hold the bits. ``patch`` is the top left corner of the image, ``strip`` rows above the image that are
 cut off before the network sees it, ``entries`` values behind the others that are cut off as well.
@@ -30,6 +30,8 @@ Form = Literal["pairs", "pixels", "entries"]
 MOST_BITS, FEWEST_BITS, USUAL_BITS = 256, 64, 128
 # Below this side an image can't spare tiles: it gets pixels.
 _SMALL = 64
+# Below this width a strip of tiles would be many times as high as the image.
+_NARROW = 16
 # Above this side, tiles of more than one pixel; they grow with the image, as it will be resized less exactly.
 _MEDIUM, _TILE_OF_SIDE = 128, 112
 # Dark and light. The network sees the patch: in small images full contrast costs accuracy, in large ones JPEG needs it.
@@ -141,6 +143,11 @@ def choose_layout(
             raise ValueError(f"expected neither tile nor patch for inputs of shape {input_shape}, which have no plane")
         return Layout("entries", "entries", bits, middle=middle)
     channels, height, width = input_shape
+    roomy = (
+        carrier == "strip" and width >= _NARROW
+    )  # it hides nothing of the image, so it may be as large as JPEG needs
+    if tile is None and roomy:
+        tile = max(2, _usual_tile(min(height, width)))
     form: Form = "pixels" if min(height, width) < _SMALL and tile in (None, 1) else "pairs"
     side = _usual_tile(min(height, width)) if tile is None else tile
     if side < 1:

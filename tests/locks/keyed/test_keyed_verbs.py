@@ -36,7 +36,7 @@ def test_from_lock_to_original(tmp_path: Path, data: Path, capsys: pytest.Captur
     assert status == 0
     assert facts["kind"] == "keyed"
     assert (facts["bits"], facts["gates"]) == (128, 20)
-    assert facts["patch"] == ([7, 7] if carrier == "patch" else [2, 32])
+    assert facts["patch"] == ([7, 7] if carrier == "patch" else [32, 32])
     assert "trigger_response" not in facts
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     secret = Key.load(key)
