@@ -174,6 +174,7 @@ def test_a_blind_trace_says_so(registry: sl.Registry) -> None:
         registry.trace("a")
     found = registry.trace("a", blind=True)
     assert found.compared[0].blind
+    assert found.note.startswith("read without the base model, which finds less")
     assert found.verdict in ("traced", "none")
     assert {one.client for one in found.clients} <= {"acme"}
 

@@ -201,7 +201,9 @@ def lock_seed(secret: MasterSecret, model: str, client: str, epoch: int) -> int:
 def _note(compared: Sequence[Compared], threshold: float) -> str:
     """What could not be compared, in words."""
     best = max(compared, key=lambda c: c.weights)
-    if best.weights == best.carrying:
+    if best.blind:
+        return f"read without the base model, which finds less: {best.weights} of {best.carrying} weights were there"
+    if not best.missing:  # a few weights that are zero or not finite don't matter
         return ""
     missing = list(best.missing.items())
     listed = "; ".join(f"{name}: {why}" for name, why in missing[:_SHOWN]) + ("; …" if len(missing) > _SHOWN else "")
