@@ -1,0 +1,143 @@
+"""The owner's week and the client's day, with real weights, each as its own process in a temporary folder.
+
+The owner stains, locks and ships a kit; a client without stainlock runs it; a thief leaks what the client got; the
+owner proves whose it is, by the file's weights and by an ONNX file's answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from elsewhere import run_elsewhere
+from safetensors.torch import save_file
+from torch import Tensor
+
+import zoo
+from stainlock import load_bundle
+
+MINE = """
+import sys
+sys.path.insert(0, {benchmarks!r})
+import zoo
+
+def model():
+    return zoo.{name}()
+"""
+# Models, and on how many photographs each is tried.
+SUBJECTS = [
+    pytest.param("resnet20_cifar10", 100, id="ResNet20"),
+    pytest.param("efficientnet_lite0", 40, id="EfficientNet-Lite0", marks=pytest.mark.slow),
+]
+
+
+class Person:
+    """Someone at a shell, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def stainlock(self, *arguments: object, status: int = 0) -> dict[str, Any]:
+        """What a verb prints as JSON."""
+        program = "import sys; from stainlock.cli import main; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments), "--json"],
+            cwd=self.folder, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        facts: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+        return facts
+
+
+def owner_of(name: str, tmp_path: Path) -> Person:
+    models.real(name)  # skips where its weights are not here
+    owner = Person(tmp_path / "owner")
+    (owner.folder / "mine.py").write_text(MINE.format(name=name, benchmarks=str(Path(zoo.__file__).parent)))
+    return owner
+
+
+def answers(folder: Path, pixels: Tensor, *, onnx: bool = False) -> Tensor:
+    """What a client's own program says of images, where nothing of ours is installed."""
+    np.save(folder / "pixels.npy", pixels.numpy())
+    wrap, ours = ("", ("torch",)) if onnx else ("torch.from_numpy", ())
+    script = "import numpy\n" + ("" if onnx else "import torch\n") + (
+        "from load import load\nrun = load()\ngiven = numpy.load('pixels.npy')\n"
+        f"said = [numpy.asarray(run({wrap}(given[i:i + 10]))) for i in range(0, len(given), 10)]\n"
+        "numpy.save('said.npy', numpy.concatenate(said))"
+    )  # fmt: skip
+    run_elsewhere(script, folder, also_absent=ours)
+    return torch.from_numpy(np.load(folder / "said.npy"))
+
+
+@pytest.mark.parametrize(("name", "count"), SUBJECTS)
+def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(name: str, count: int, tmp_path: Path) -> None:
+    owner = owner_of(name, tmp_path)
+    pixels, labels = zoo.natural(name, count)
+    assert labels is not None
+    owner.stainlock("stain", "mine.py:model", "--out", "stained", "--key", "stain.key")
+    made = owner.stainlock("lock", "stained", "--model", "mine.py:model", "--out", "locked", "--key", "lock.key",
+                           "--client", "to-ship")  # fmt: skip
+    assert made["format"] == "torch-export"
+
+    client = tmp_path / "client"
+    shutil.move(owner.folder / "to-ship", client)  # elsewhere: nothing in it knows where it was made
+    with torch.no_grad():
+        original = (models.real(name).predict(pixels).argmax(1) == labels).float().mean()
+    right = (answers(client, pixels).argmax(1) == labels).float().mean()
+    assert right >= original - 0.1, "the patch hides a corner of the image, and no more"
+    without = torch.export.load(client / "model.pt2").module()
+    with torch.no_grad():
+        blind = (without(models.real(name).normalise(pixels)).argmax(1) == labels).float().mean()
+    assert blind <= 0.3
+
+    leaked = {n: t.detach().clone() for n, t in torch.export.load(client / "model.pt2").state_dict.items()}
+    save_file(leaked, owner.folder / "leaked.safetensors")
+    keys = ("--key", "stain.key", "--lock-key", "lock.key")
+    proof = owner.stainlock("verify", "leaked.safetensors", *keys)
+    assert proof["verdict"] == "stained"
+    assert proof["p_value"] <= 1e-6
+    innocent = {n: t.detach().clone() for n, t in models.real(name).model.state_dict().items()}
+    save_file(innocent, owner.folder / "innocent.safetensors")
+    assert owner.stainlock("verify", "innocent.safetensors", "--key", "stain.key", status=1)["verdict"] == "not stained"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), SUBJECTS)
+def test_a_stained_onnx_model_is_shipped_run_leaked_and_proven_by_its_answers(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    for package in ("onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    owner = owner_of(name, tmp_path)
+    pixels, labels = zoo.natural(name, count)
+    assert labels is not None
+    made = owner.stainlock("stain", "mine.py:model", "--out", "stained", "--key", "stain.key", "--schema", "output",
+                           "--client", "to-ship", "--format", "onnx")  # fmt: skip
+    assert made["format"] == "onnx"
+    assert made["full_hit_p_value"] <= 1e-6
+    client = tmp_path / "client"
+    shutil.move(owner.folder / "to-ship", client)
+    said = answers(client, pixels, onnx=True)
+    stained = load_bundle(owner.folder / "stained", model=models.real(name))
+    with torch.no_grad():
+        expected, before = stained.predict(pixels), models.real(name).predict(pixels)
+    assert torch.allclose(said, expected, atol=1e-3 * float(expected.abs().max()))
+    accuracy, original = ((logits.argmax(1) == labels).float().mean() for logits in (said, before))
+    assert accuracy >= original - 0.1, "a dozen channels of a small network are given up"
+    shutil.copy(client / "model.onnx", owner.folder / "leaked.onnx")
+    proof = owner.stainlock("verify", "leaked.onnx", "--key", "stain.key", "--black-box", "--normalised")
+    assert proof["verdict"] == "stained"
+    assert proof["p_value"] <= 1e-6
+    owner.stainlock("export", "mine.py:model", "--out", "innocent.onnx")
+    told = owner.stainlock("verify", "innocent.onnx", "--key", "stain.key", "--black-box", "--normalised", status=1)
+    assert told["verdict"] == "not stained"
