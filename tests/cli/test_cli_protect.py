@@ -52,12 +52,27 @@ def test_a_release_is_made_once(run: Run, config: Path, monkeypatch: pytest.Monk
     assert again.status == 0, again.stderr
     assert [step["note"] for step in again.facts["steps"][:2]] == ["made before", "made before"]
     after = listing(release)
-    assert {name for name in before if before[name] != after[name]} <= {"report.html"}
-    assert set(before) == set(after)
+    assert before == after
     # A leaked copy of what was shipped proves whose it is.
     leaked = release / "client" / "model.safetensors"
     keys = ("--key", release / "stain.key", "--lock-key", release / "lock.key")
     assert run("verify", leaked, *keys).status == 0
+
+
+def test_guessed_conventions_are_told(run: Run, config: Path) -> None:
+    code = "import small\ndef bare():\n    return small.model().model\n"
+    (config.parent / "bare.py").write_text(code)
+    text = 'model = "bare.py:bare"\nout = "release"\nlock = false\ncommit = false\nclient = false\n'
+    config.write_text(text)
+    told = run("protect", config)
+    assert told.status == 0, told.stderr
+    assert "3×224×224" in told.stderr
+    assert "is a guess" in told.stderr
+    config.write_text(
+        text.replace("release", "other") + "[pixels]\ninput_shape = [3, 32, 32]\nmean = [0.5]\nstd = [0.2]"
+    )
+    told = run("protect", config)
+    assert "input: 3×32×32, pixels from 0 to 1, mean 0.5, std 0.2 (given)" in told.stderr
 
 
 def test_an_interrupted_release_goes_on(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,7 @@ def code_options(verb: Verb) -> Verb:
 
 def load_model(reference: str, weights: str | None, seed: int | None = None, code: Code = NO_CODE) -> Target:
     from stainlock.models.bundle import Bundle
+    from stainlock.models.conventions import with_pixels
     from stainlock.models.references import load_reference, refuse_weights
 
     if Path(reference).is_dir():
@@ -247,24 +248,16 @@ def load_model(reference: str, weights: str | None, seed: int | None = None, cod
         found = code.build(Bundle.read(reference))
     else:
         found = load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
-        found = _with_pixels(found, code.pixels)
+        found = with_pixels(found, code.pixels)
     context = click.get_current_context(silent=True)
     found = replace(found, output=(context and context.meta.get(_OUTPUT)) or found.output)
-    _LOADED.append(found)
+    tell_conventions(found)
     return found
 
 
-def _with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
-    """The target with the conventions that the user gave in place of its own."""
-    if not given:
-        return target
-    chosen = dict(given)
-    if len(chosen.get("bounds", (0, 1))) != 2:
-        raise ValueError(f"expected --bounds LOW,HIGH, got {len(chosen['bounds'])} numbers")
-    if "input_shape" in chosen and len(chosen["input_shape"]) == 2:
-        chosen["input_shape"] = (target.input_shape[0], *chosen["input_shape"])
-    whole = {"input_shape", "mean", "std"} <= set(chosen) or "guessed" not in target.known_from
-    return replace(target, **chosen, known_from="given" if whole else f"given in part, the rest {target.known_from}")
+def tell_conventions(target: Target) -> None:
+    """Have the summary of this run say how the model takes pixels."""
+    _LOADED.append(target)
 
 
 def conventions_facts(target: Target) -> dict[str, Any]:

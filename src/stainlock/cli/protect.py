@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stainlock.cli.help import Verb
-from stainlock.cli.options import FILE, output_options
+from stainlock.cli.options import FILE, output_options, tell_conventions
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def command(report: Report, config: Path, seed: int | None) -> None:
     def finished(made: Made) -> None:
         report.remark(f"{made.step:8} {made.out or '-'}{f'  ({made.note})' if made.note else ''}")
 
-    done = protect(settings, finished=finished)
+    done = protect(settings, finished=finished, loaded=tell_conventions)
     steps = [dataclasses.asdict(made) for made in done]
     report.result({"steps": steps, "out": str(settings.out)}, f"protected: {settings.out / 'report.html'}")
     if (settings.out / "client").exists():

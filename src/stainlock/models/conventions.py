@@ -7,6 +7,7 @@ the model knows better, and a patch for the wrong normalisation opens nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +41,19 @@ def target_of(model: nn.Module) -> Target:
 
 def is_guessed(target: Target) -> bool:
     return GUESSED in target.known_from
+
+
+def with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
+    """The target with the conventions that the user gave in place of its own."""
+    if not given:
+        return target
+    chosen = dict(given)
+    if len(chosen.get("bounds", (0, 1))) != 2:
+        raise ValueError(f"expected a lower and an upper bound, got {len(chosen['bounds'])} numbers")
+    if "input_shape" in chosen and len(chosen["input_shape"]) == 2:
+        chosen["input_shape"] = (target.input_shape[0], *chosen["input_shape"])
+    whole = {"input_shape", "mean", "std"} <= set(chosen) or not is_guessed(target)
+    return replace(target, **chosen, known_from="given" if whole else f"given in part, the rest {target.known_from}")
 
 
 def _side(model: nn.Module) -> tuple[tuple[int, int], bool]:

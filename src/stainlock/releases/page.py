@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stainlock.html.page import Section, bullets, commands, page, paragraph, table, text
+from stainlock.html.page import Section, bullets, commands, page, paragraph, paragraph_of, table, text
 from stainlock.releases.config import Config
 from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 Row = tuple[str, str, str, dict[str, Any]]
 _ABOUT = {
-    "stain": "a secret neuron: `verify` finds it in a leaked copy",
+    "stain": "a secret neuron, which verify finds in a leaked copy",
     "lock": "useless without the patch",
     "certify": "how rarely natural images excite the stain",
     "commit": "signed evidence that this key and model are this old; have it timestamped",
@@ -29,18 +29,21 @@ _KEEP = {
 
 
 def release_page(config: Config, base: Target, rows: Sequence[Row]) -> str:
-    title = "Release report"
     names = {name for _, name, _, _ in rows}
-    cells = [[text(step), text(name or "—"), text(_ABOUT[step]), text(_told(step, facts, note))]
-             for step, name, note, facts in rows]  # fmt: skip
-    secret = [f"{name}: {why}" for name, why in _KEEP.items() if (config.out / name).exists()]
+    cells = [
+        [f"{text(step)}<br><code>{text(name)}</code>", f"{text(_ABOUT[step])}<br>{text(_told(step, facts, note))}"]
+        for step, name, note, facts in rows
+    ]
+    kept = {name: why for name, why in _KEEP.items() if name != "stained" or config.lock is not None}
+    secret = [f"{name}: {why}" for name, why in kept.items() if (config.out / name).exists()]
     ship = ["client/: the model, how to run it, and the patch where there is a lock"] if "client" in names else []
     ship += ["commitment.json: publish it, it tells nothing of the key"] if "commitment.json" in names else []
+    before = f"Digest of the weights before: <code>{model_digest(base.model)}</code>"
     return page(
-        title,
-        f"{_name(config)}, protected by stainlock. The model's weights before: {model_digest(base.model)}.",
+        "Release report",
+        f"{_name(config)}, protected by stainlock.",
         [
-            Section("What was made", (table(("step", "file", "what it is", "result"), cells),)),
+            Section("What was made", (table(("step", "result"), cells), paragraph_of(before))),
             Section("Ship", (bullets(ship or ["nothing: the client kit is switched off"]),)),
             Section("Keep secret", (bullets(secret),)),
             Section("How the model takes images", (paragraph(_pixels(base)),)),

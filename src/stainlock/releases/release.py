@@ -27,6 +27,7 @@ from stainlock.key import Key
 from stainlock.kits.kit import Kit, write_kit
 from stainlock.locks import lock
 from stainlock.models.bundle import Bundle, write_bundle
+from stainlock.models.conventions import with_pixels
 from stainlock.models.references import load_reference
 from stainlock.releases.config import Config, read_config
 from stainlock.releases.page import release_page
@@ -53,8 +54,15 @@ class Made:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def protect(config: Config | str | Path, *, finished: Callable[[Made], None] | None = None) -> list[Made]:
-    """Make every step of a release that is not made yet, as a TOML file says; ``finished`` is told of each.
+def protect(
+    config: Config | str | Path,
+    *,
+    finished: Callable[[Made], None] | None = None,
+    loaded: Callable[[Target], None] | None = None,
+) -> list[Made]:
+    """Make every step of a release that is not made yet, as a TOML file says.
+
+    ``finished`` is told of each step, ``loaded`` of the model as it is taken: who shows it can say how it takes pixels.
 
     >>> from pathlib import Path
     >>> _ = Path("net.py").write_text(
@@ -69,6 +77,8 @@ def protect(config: Config | str | Path, *, finished: Callable[[Made], None] | N
     ['stain', 'lock', 'certify', 'commit', 'client', 'report']
     """
     release = _Release(config if isinstance(config, Config) else read_config(config))
+    if loaded:
+        loaded(release.base)
     done: list[Made] = []
     for step in STEPS:
         start = time.perf_counter()
@@ -84,11 +94,12 @@ class _Release:
     def __init__(self, config: Config) -> None:
         self.config, self.out = config, config.out
         self.done: list[Made] = []
+        self.fresh = False  # whether this run made anything
         if not (self.out / _STATE).exists() and self.out.exists() and any(self.out.iterdir()):
             raise FileError(f"{self.out} is not empty and no release: choose another out")
         base = load_reference(config.model, weights=config.weights, seed=config.seed or 0)
         pixels: dict[str, Any] = {name: tuple(value) for name, value in config.pixels.items()}
-        self.base = replace(base, **pixels, known_from="given") if pixels else base
+        self.base = with_pixels(base, pixels)
         self._claim_folder()
 
     def _claim_folder(self) -> None:
@@ -111,6 +122,7 @@ class _Release:
         with Staging(paths) as staging:
             yield [staging.place(path) for path in paths]
             staging.commit()
+        self.fresh = True
 
     def _have(self, *names: str) -> bool:
         return all((self.out / name).exists() for name in names)
@@ -216,7 +228,9 @@ class _Release:
         return Made("client", str(self.out / "client"), 0, kit.reason, facts)
 
     def _report(self) -> Made:
-        """Always anew: it tells of the files that there are."""
+        """Anew whenever something was: it tells of the files that there are."""
+        if not self.fresh and self._have("report.html"):
+            return Made("report", str(self.out / "report.html"), 0, "made before")
         rows = [(m.step, Path(m.out).name if m.out else "", m.note, m.facts) for m in self.done]
         write_file(self.out / "report.html", release_page(self.config, self.base, rows).encode())
         return Made("report", str(self.out / "report.html"), 0)
