@@ -112,8 +112,11 @@ def _told(report: Report, found: Trace, page: Path | None) -> int:
         report.result(facts, *lines)
     if found.note:
         report.remark(f"note: {found.note}")
-    report.remark("assumes that the master secret was drawn before the suspect was made, and that the client's copy was"
-                  " in the client's hands alone")  # fmt: skip
+    if found.clients:
+        if found.identical is not None:
+            report.remark(f"it is, bit for bit, the copy that was issued to {found.identical[0]}")
+        report.remark("assumes that the master secret was drawn before the suspect was made, and that the client's copy"
+                      " was in the client's hands alone")  # fmt: skip
     if page is not None:
         report.remark(f"report: {page}")
     return 0 if found.clients else 1
