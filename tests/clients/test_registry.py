@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import stainlock as sl
-from stainlock.clients import database, log, secrets
+from stainlock.clients import database, log, records, secrets
 from stainlock.clients.database import connect
 from stainlock.clients.log import Receipt
 from stainlock.clients.secrets import MasterSecret
@@ -322,3 +322,15 @@ def test_modes_and_export(registry: sl.Registry) -> None:
     assert rows["initech"]["digest"] == ""
     with pytest.raises(FileError, match="exists already"):
         registry.export("clients.csv")
+
+
+def test_a_client_with_endless_epochs_is_told_before_they_are_looked_at(registry: sl.Registry) -> None:
+    """A damaged registry: tracing would go through all of them."""
+    registry.add("endless")
+    connection = connect(registry.path)
+    try:
+        connection.execute("UPDATE clients SET epoch = ? WHERE name = 'endless'", (2**62,))
+        with pytest.raises(FileError, match="expected 1 to 100000"):
+            list(records.epochs(connection))
+    finally:
+        connection.close()

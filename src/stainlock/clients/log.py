@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -104,12 +105,19 @@ def entries(connection: sqlite3.Connection) -> Iterator[Receipt]:
     for expected, (number, text, chain) in enumerate(connection.execute("SELECT * FROM log ORDER BY number"), 1):
         if number != expected or not isinstance(text, str) or _link(previous, text) != chain:
             raise FileError(f"the registry's log was altered: entry {expected} does not follow from the one before it")
-        yield Receipt(parse_json(text), previous, chain)
+        try:
+            entry = parse_json(text)
+        except ValueError as error:
+            raise FileError(f"the registry's log was altered: entry {number} is no JSON") from error
+        yield Receipt(entry, previous, chain)
         previous = chain
 
 
 def _start(connection: sqlite3.Connection) -> str:
-    return str(connection.execute("SELECT value FROM facts WHERE name = ?", (_START,)).fetchone()[0])
+    found = connection.execute("SELECT value FROM facts WHERE name = ?", (_START,)).fetchone()
+    if found is None or not re.fullmatch("[0-9a-f]{64}", str(found[0])):
+        raise FileError("the registry's log was altered: it has no beginning")
+    return str(found[0])
 
 
 def _link(previous: str, text: str) -> str:

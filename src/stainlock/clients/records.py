@@ -13,6 +13,10 @@ from stainlock.clients import log
 from stainlock.clients.database import transaction
 from stainlock.clients.secrets import checked_name
 from stainlock.errors import FileError
+from stainlock.storage.checks import shown
+from stainlock.storage.files import parse_json
+
+_MOST_EPOCHS = 100_000  # of a client: one a day for centuries
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,17 @@ def add_model(
 
 def models(connection: sqlite3.Connection) -> list[Model]:
     rows = connection.execute("SELECT * FROM models ORDER BY name, version")
-    return [
-        Model(**{**row, "source": json.loads(row["source"] or "null"), "layout": json.loads(row["layout"])})
-        for row in rows
-    ]
+    return [_model(row) for row in rows]
+
+
+def _model(row: sqlite3.Row) -> Model:
+    try:
+        source, layout = parse_json(row["source"] or "null"), parse_json(row["layout"])
+        if not isinstance(layout, dict) or not isinstance(source, dict | None):
+            raise ValueError("expected objects")
+    except ValueError as error:
+        raise FileError(f"the registry is damaged: model {shown(row['name'])} is not fully described") from error
+    return Model(**{**row, "source": source, "layout": layout})
 
 
 def model(connection: sqlite3.Connection, wanted: str | None) -> Model:
@@ -166,6 +177,8 @@ def count(connection: sqlite3.Connection) -> tuple[int, int]:
 def epochs(connection: sqlite3.Connection) -> Iterator[tuple[str, int]]:
     """Every client with every epoch they ever had: whoever leaked a copy is among these."""
     for name, epoch in connection.execute("SELECT name, epoch FROM clients ORDER BY id"):
+        if not 1 <= epoch <= _MOST_EPOCHS:  # before so many are looked at
+            raise FileError(f"the registry is damaged: {shown(name)} has {epoch} epochs, expected 1 to {_MOST_EPOCHS}")
         for number in range(1, epoch + 1):
             yield name, number
 
