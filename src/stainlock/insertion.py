@@ -111,11 +111,12 @@ class SqueezeExciteKind:
         layer = submodule(target.model, insertion.at)
         block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
         gates = nn.Tanh if insertion.facts.get("signed") else nn.Sigmoid
-        gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]), scale_activation=gates)
+        with torch.device("meta"):  # no random numbers are drawn, which would be overwritten anyway
+            gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]), scale_activation=gates)
         example = next(layer.parameters(), None)
         if example is None:
             raise ModelError(f"{insertion.at} has no parameters to put a block before: it is for another model")
-        gate.to(example.device, example.dtype).train(layer.training)
+        gate.to_empty(device=example.device).to(example.dtype).train(layer.training)
         with torch.no_grad():
             for parameter in gate.parameters():
                 parameter.zero_()
