@@ -297,7 +297,7 @@ def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disrupt
     """
     return Key(
         kind="lock", additive=False, reduction="position", base_digest=plan.base or "",
-        protected_digest=model_digest(locked.model), conventions=conventions_of(target),
+        protected_digest=model_digest(locked.model), conventions=target.conventions,
         revert=disruptor.inverse(edited).then(plan.inverse(target)), **facts,
     )  # fmt: skip
 
@@ -305,11 +305,6 @@ def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disrupt
 def _from_first_version(facts: dict[str, Any]) -> dict[str, Any]:
     """Its plans had no blocks to put in or take out."""
     return facts | {"revert": {"writes": facts["revert"], "insertions": [], "removals": []}}
-
-
-def conventions_of(target: Target) -> dict[str, Any]:
-    facts = {name: getattr(target, name) for name in ("input_shape", "mean", "std", "bounds", "part")}
-    return facts | ({"normalises": True} if target.normalises else {})
 
 
 def placeholder_target(key: Key) -> Target:

@@ -87,7 +87,7 @@ def write(model: nn.Module, parameter: str, index: Sequence[int | None], values:
 
     Values are cast here, from the float64 they were solved in to the parameter's own type.
     """
-    tensor = _state(model)[parameter]
+    tensor = _tensor(model, parameter)
     selected = torch.zeros((), dtype=torch.int64)
     for axis, size in enumerate(tensor.shape):  # never an index for the whole tensor: dense layers have 10⁸ elements
         place = index[axis] if axis < len(index) else None
@@ -209,7 +209,8 @@ class Plan:
         True
         """
         edited = target.copy()
-        edited = insert_all(edited, self.insertions, _GROWTH * state_size(edited.model) + _ROOM)
+        if self.insertions:
+            edited = insert_all(edited, self.insertions, _GROWTH * state_size(edited.model) + _ROOM)
         self.write_into(edited.model)
         for insertion in self.removals:
             edited = insertion.remove(edited)
@@ -451,6 +452,15 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor:
+    """One parameter or buffer, without walking the whole model."""
+    module, _, own = name.rpartition(".")
+    holder = model.get_submodule(module)
+    tensor = holder._parameters[own] if own in holder._parameters else holder._buffers[own]
+    assert tensor is not None
+    return tensor
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -149,6 +149,16 @@ class Target:
         return self.model.get_submodule(self.part)
 
     @property
+    def conventions(self) -> dict[str, Any]:
+        """What a key keeps of the target: all that is needed to give its model the same inputs again.
+
+        >>> target.conventions["input_shape"]
+        (3, 32, 32)
+        """
+        facts = {name: getattr(self, name) for name in ("input_shape", "mean", "std", "bounds", "part")}
+        return facts | ({"normalises": True} if self.normalises else {})
+
+    @property
     def device(self) -> torch.device:
         """Where the model's parameters are.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stainlock.channel_cost import Choice, fold_loss, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
-from stainlock.key import SHAKE_DERIVATION, Detector, Key, conventions_of
+from stainlock.key import SHAKE_DERIVATION, Detector, Key
 from stainlock.network.features import layer_input, respond
 from stainlock.network.network import Network, analyse
 from stainlock.network.sites import Site
@@ -197,7 +197,7 @@ def stain(
         additive=adds, schema=schema, seed=randomness.seed,
         firing_fraction=firing_fraction, reduction=reduction, position=position or (),
         natural_level=natural_level, base_digest=plan.base or "", protected_digest=stained_digest,
-        conventions=conventions_of(target), detectors=tuple(detectors), revert=revert, details=details,
+        conventions=target.conventions, detectors=tuple(detectors), revert=revert, details=details,
         derivation=SHAKE_DERIVATION,
     )  # fmt: skip
     return stained, key

@@ -26,7 +26,7 @@ from stainlock.gating.reader import Layout, choose_layout
 from stainlock.gating.schedule import check_widths, row_orders
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion
-from stainlock.key import Detector, Key, conventions_of
+from stainlock.key import Detector, Key
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.statistics import statistics_writes
 from stainlock.network.features import Region
@@ -209,7 +209,7 @@ def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tenso
     return Key(
         kind="lock", site=structure.gates[0].layer, site_kind="gates", dimension=structure.layout.bits, additive=False,
         schema=KIND, seed=seed, firing_fraction=1.0, reduction="position", position=(0, 0), natural_level=0.0,
-        base_digest=plan.base or "", protected_digest=model_digest(locked.model), conventions=conventions_of(target),
+        base_digest=plan.base or "", protected_digest=model_digest(locked.model), conventions=target.conventions,
         detectors=(Detector(bits.float() * 2 - 1, 0, trigger, None, None, torch.empty(0)),),
         revert=plan.inverse(target), details={**structure.facts(), **facts},
     )  # fmt: skip

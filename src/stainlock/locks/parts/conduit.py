@@ -184,7 +184,9 @@ class Conduit:
 
         Object detectors get images of many sizes; pooling over the largest map must leave enough of the signal.
         """
-        area = self.network.area(block.squeezed) * area_growth(self.network.target)
+        target = self.network.target
+        growth = area_growth(target) if target.normalises else 1.0  # of object detectors
+        area = self.network.area(block.squeezed) * growth
         for stage, entering in zip(self.stages, self.entering(levels), strict=True):
             cells = [c for wire in stage.wires for c in wire.path if c.node is block.squeezed]
             if cells:
