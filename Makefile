@@ -37,13 +37,13 @@ test: setup ## lint, format check, types, and all but the slow tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory test-exact
 
 # Another processor's kernels sum in another order: the plainest ones that PyTorch has stand in for it.
 test-exact: setup ## the tests of exactness, with the kernels of a plain processor
 	$(ONE_THREAD) ATEN_CPU_CAPABILITY=default STAINLOCK_TEST_ONEDNN=0 \
-		$(BIN)/pytest -m "exact and not slow" -n $(JOBS) --dist worksteal
+		$(BIN)/pytest -m "exact and not slow" -n $(JOBS) --dist loadgroup
 
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

@@ -33,3 +33,15 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stainl
     monkeypatch.chdir(tmp_path)
     with make_registry(tmp_path) as made:
         yield made
+
+
+# Files whose tests share locks; they take longest, so they begin first.
+SHARING = {"test_properties.py", "test_internal.py", "test_squeeze_excite.py", "test_vit.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of a file run in one process (`--dist loadgroup`), so that what they share is made once."""
+    for item in items:
+        name = "locks" if item.path.name in SHARING else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(name))
+    items.sort(key=lambda item: item.path.name not in SHARING)

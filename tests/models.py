@@ -82,7 +82,9 @@ def _library(name: str, size: int) -> Target:
         else:
             import torchvision
 
-            arguments = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
+            arguments: dict[str, Any] = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
+            if model.startswith("vit_"):
+                arguments["image_size"] = size
             built = torchvision.models.get_model(model, weights=None, **arguments)
     settle(built, negative=0)
     for module in built.modules():  # nothing is cut off for good, so that a change anywhere can be seen later

@@ -190,44 +190,61 @@ def test_after_any_power_cut_the_same_command_makes_or_completes_both(disk: Disk
 
 # Kills
 
+# Imports once; a new process for each folder that it is told writes there until it is killed.
 LOOP = """
-import sys
+import os, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from stainlock.storage.durable import write_file
 from stainlock.storage.staging import Staging
 from stainlock.sweeps.journal import append_line
-root = Path({root!r})
-print("begun", flush=True)
-number = 0
-while True:
-    number += 1
-    out, key = root / f"out{{number}}", root / f"key{{number}}"
-    with Staging([out, key]) as staging:
-        folder = staging.place(out)
-        folder.mkdir()
-        for name in "ab":
-            write_file(folder / name, name.encode() * 5000)
-        write_file(staging.place(key), b"k" * 5000, secret=True)
-        staging.commit()
-    append_line(root / "lines", {{"number": number}})
+
+def write(root):
+    number = 0
+    while True:
+        number += 1
+        out, key = root / f"out{{number}}", root / f"key{{number}}"
+        with Staging([out, key]) as staging:
+            folder = staging.place(out)
+            folder.mkdir()
+            for name in "ab":
+                write_file(folder / name, name.encode() * 5000)
+            write_file(staging.place(key), b"k" * 5000, secret=True)
+            staging.commit()
+        append_line(root / "lines", {{"number": number}})
+
+while line := sys.stdin.readline():
+    child = os.fork()
+    if not child:
+        write(Path(line.rstrip("\\n")))
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("killed", flush=True)
 """
 
 
 def test_kills_leave_no_broken_file(tmp_path: Path) -> None:
     """Two dozen, at random moments; afterwards each pair of outputs is there, whole, or can be made or completed."""
     shared = random.Random(0)
+    program = LOOP.format(path=[str(Path(durable.__file__).parents[2])])
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True)
+    with process as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        for number in range(24):
+            root = tmp_path / str(number)
+            root.mkdir()
+            print(root, file=writer.stdin, flush=True)
+            child = int(writer.stdout.readline())
+            while number % 2 and not (root / "lines").exists():  # half of them are killed in the first round
+                time.sleep(0.001)
+            time.sleep(shared.uniform(0.0, 0.05))
+            os.kill(child, signal.SIGKILL)
+            assert writer.stdout.readline() == "killed\n"
+        writer.stdin.close()
     for number in range(24):
         root = tmp_path / str(number)
-        root.mkdir()
-        program = LOOP.format(path=[str(Path(durable.__file__).parents[2])], root=str(root))
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"begun\n"
-        time.sleep(shared.uniform(0.0, 0.05))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
         lines = [facts["number"] for _, facts in read_lines(root / "lines", "a line")]
         assert lines == list(range(1, len(lines) + 1))
         for done in range(1, len(lines) + 3):

@@ -85,14 +85,19 @@ class Locked:
         return self.key.unlock_transform(normalise=False)(self.own)
 
 
+def target(name: str) -> Target:
+    """The same weights whatever ran before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return TARGETS[name]()
+
+
 @cache
 def locked(name: str, law: str = "uniform", *, exact: bool = False) -> Locked:
     """One lock a process, in float64 if it is to be exact: tests must leave it as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        base = double(TARGETS[name]()) if exact else TARGETS[name]()
-    target, key = lock_generator(base, seed=3, noise=law, dimensions=EXTRA, steps=12)
-    return Locked(base, target, key, noise_data(target, 40, noise=law, seed=8).pixels)
+    base = double(target(name)) if exact else target(name)
+    locked, key = lock_generator(base, seed=3, noise=law, dimensions=EXTRA, steps=12)
+    return Locked(base, locked, key, noise_data(locked, 40, noise=law, seed=8).pixels)
 
 
 class Judge(nn.Module):

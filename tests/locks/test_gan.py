@@ -20,7 +20,6 @@ from stainlock.locks.gan.channel import choose_channel
 from stainlock.locks.gan.lock import lock_generator
 from stainlock.locks.gan.structure import generator_structure
 from stainlock.plan import diff, write
-from stainlock.storage.files import model_digest
 from stainlock.unlocking.noise import NoiseUnlock, save_trigger
 
 every = pytest.mark.parametrize(("name", "law"), [(name, law) for name in TARGETS for law in LAWS])
@@ -83,12 +82,9 @@ def test_locked_images_are_far_from_the_original_s(name: str, law: str) -> None:
 
 
 @every
-def test_reverting_restores_every_bit(name: str, law: str) -> None:
+def test_reverting_takes_the_new_entries_out(name: str, law: str) -> None:
     it = locked(name, law)
-    original = it.key.original(it.target)
-    assert models.same_state(original.model, it.base.model)
-    assert (original.input_shape, original.mean, original.std) == (it.base.input_shape, it.base.mean, it.base.std)
-    assert not original.insertions
+    assert models.same_state(it.key.original(it.target).model, it.base.model)
     assert it.target.input_shape[0] == it.base.input_shape[0] + EXTRA
 
 
@@ -119,14 +115,6 @@ def test_other_precisions_unlock_as_well(name: str, dtype: torch.dtype) -> None:
     assert difference <= {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-6}[dtype]
     assert pixel_difference(generate(target, noise_data(target, 16).pixels), generate(base, noise)) > 0.3
     assert models.same_state(key.original(target).model, base.model)
-
-
-def test_seeds_repeat_and_differ() -> None:
-    base = TARGETS["relu"]()
-    (first, one), (again, same), (_, other) = (lock_generator(base, seed=s, steps=2) for s in (7, 7, 8))
-    assert model_digest(first.model) == model_digest(again.model)
-    assert torch.equal(one.detectors[0].vector, same.detectors[0].vector)
-    assert not torch.allclose(one.detectors[0].vector, other.detectors[0].vector)
 
 
 @pytest.mark.parametrize("ending", [nn.Identity, nn.Sigmoid])
@@ -163,22 +151,6 @@ def test_files_round_trip(tmp_path: Path) -> None:
     client = NoiseUnlock.from_file(tmp_path / "trigger.safetensors", mean=it.base.mean, std=it.base.std)
     assert torch.equal(client(it.own), key.unlock(it.own))
     assert (tmp_path / "trigger.safetensors").stat().st_size < 4 * EXTRA + 200
-
-
-def test_exports_agree(tmp_path: Path) -> None:
-    it = locked("none", "uniform")
-    inputs = it.key.unlock(it.own)[:2]
-    with torch.inference_mode():
-        wanted = it.target(inputs)
-    exported = torch.export.export(it.target.model, (inputs,)).module()
-    limit = rounding(it.target.model) * wanted.abs().max()
-    assert (exported(inputs) - wanted).abs().max() <= limit
-    onnxruntime = pytest.importorskip("onnxruntime")
-    path = tmp_path / "locked.onnx"
-    torch.onnx.export(it.target.model, (inputs,), path, dynamo=True, verbose=False)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
-    assert (torch.from_numpy(found) - wanted).abs().max() <= limit
 
 
 @pytest.mark.slow

@@ -104,8 +104,7 @@ def check_readers(target: Target, site: Site, channel: int) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_readers_are_the_layers_that_see_the_channel(name: str) -> None:
-    fixed = ("vit_b_16",)
-    target = models.library(name, 224 if name.endswith(fixed) else 64)
+    target = models.library(name, 64)
     sites = list(analyse(target).sites.values())
     read = [site for site in sites if site.readers]
     assert read, "no readers at all"
@@ -150,7 +149,7 @@ EXPECTED = [  # (model, site, norm, activation, readers with their first input o
 def test_what_follows_a_channel(
     name: str, site_name: str, norm: str | None, activation: str | None, readers: dict[str, int], stopped: list[str]
 ) -> None:
-    target = models.library(name, 224 if name.endswith(("vit_b_16", "vgg16", "vgg16_bn")) else 64)
+    target = models.library(name, 224 if name.endswith(("vgg16", "vgg16_bn")) else 64)
     site = analyse(target).site(site_name)
     assert site.norm == norm
     assert (site.activation and site.activation.name) == activation

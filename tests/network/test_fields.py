@@ -209,10 +209,9 @@ def test_fields_contain_the_support_whatever_comes_between(name: str) -> None:
 
 
 def test_the_whole_input_is_seen_through_what_mixes_positions() -> None:
-    for name, site in (("torchvision:vit_b_16", "encoder.layers.encoder_layer_0.mlp.0"),):
-        target = models.library(name)
-        assert analyse(target).site(site).field is None
-        assert analyse(target).site(site).patch == (224, 224)
+    site = analyse(models.library("torchvision:vit_b_16", 64)).site("encoder.layers.encoder_layer_0.mlp.0")
+    assert site.field is None
+    assert site.patch == (64, 64)
 
 
 def test_patches_are_no_larger_than_the_image() -> None:

@@ -196,7 +196,7 @@ def test_other_architectures_are_not_stained_and_no_crash(suspect: str) -> None:
     _, key = models.stained("resnet20_cifar10", SITES["resnet20_cifar10"])
     model: nn.Module
     if suspect in ("vit_b_16", "swin_t"):
-        model = models.library(f"torchvision:{suspect}").model
+        model = models.library(f"torchvision:{suspect}", 64).model
     elif suspect in ("mlp", "bare"):
         model = models.mlp().model if suspect == "mlp" else Bare()
     else:
@@ -224,7 +224,7 @@ def black_boxes(target: Target) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", ["logits", "classes", "numpy", "module", "module in training mode", "half precision"])
 def test_black_boxes_of_every_form(form: str) -> None:
-    marked, key = models.stained("vgg16_cifar10", schema="output", count=16)
+    marked, key = models.stained("resnet20_cifar10", schema="output", count=16)
     suspect = black_boxes(marked)[form]
     before = models.snapshot(suspect) if isinstance(suspect, nn.Module) else None
     bare = not isinstance(suspect, nn.Module)  # a function of what the network takes
@@ -233,13 +233,13 @@ def test_black_boxes_of_every_form(form: str) -> None:
     assert verdict.statistic == 1
     if before:
         models.assert_untouched(before, suspect)
-    innocent = black_boxes(models.real("vgg16_cifar10"))[form]
+    innocent = black_boxes(models.real("resnet20_cifar10"))[form]
     assert not verify(innocent, key, method="output", normalised=bare).stained
 
 
 def test_an_onnx_session_is_a_black_box(tmp_path: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    marked, key = models.stained("vgg16_cifar10", schema="output", count=16)
+    marked, key = models.stained("resnet20_cifar10", schema="output", count=16)
     path = tmp_path / "model.onnx"
     torch.onnx.export(marked.model, (torch.zeros(1, 3, 32, 32),), path, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -249,6 +249,6 @@ def test_an_onnx_session_is_a_black_box(tmp_path: Any) -> None:
 
 
 def test_answers_that_are_no_classes_are_told() -> None:
-    _, key = models.stained("vgg16_cifar10", schema="output", count=16)
+    _, key = models.stained("resnet20_cifar10", schema="output", count=16)
     with pytest.raises(ValueError, match="expected logits"):
         verify(lambda inputs: inputs, key)
