@@ -49,13 +49,13 @@ def attack(
     progress: Progress | None = None,
     finished: Callable[[Row], None] | None = None,
 ) -> list[Row]:
-    """What each attack leaves of the stain or the lock: the rows of the table, the model as it is first.
+    """What each attack leaves of the stain or the lock, a row each; the first row is the model as it is.
 
     ``names`` are attacks (by default all that are made against this kind of protection), ``strengths`` others than
     their own. ``data`` is shared out at random between the thief and the owner, who evaluates, half each; or the thief
     has ``thief``. With ``out`` rows are kept in that folder as they are measured, and rows that are there already are
-    taken from it; tables and a plot are written at the end. ``finished`` is told each row that was measured now.
-    ``decoys`` is how many a verification by response compares with.
+    taken from it; tables and a plot are written at the end. ``finished`` is called with each
+    row as it is measured. ``decoys`` is the number of decoys that verification by response compares with.
 
     >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), ["fp16", "prune-unstructured"], strengths=[0.2])
     >>> [row.attack for row in rows]
@@ -192,7 +192,7 @@ def _shared_out(
 
 
 def _limited(target: Target, data: Data, limit: int | None) -> Images | Tensors:
-    """At most so many, at even distances: of files the files, of anything else the pixels."""
+    """At most ``limit`` inputs, evenly spaced: files stay files, anything else becomes pixels."""
     if isinstance(data, Images):
         return data.subset(chosen_indices(len(data), limit))
     return Tensors(*_gathered(target, data, limit))

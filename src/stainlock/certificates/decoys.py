@@ -33,5 +33,5 @@ def find_decoys(
 
 
 def decoy_vectors(count: int, key: Key) -> Tensor:
-    """The random detectors of so many decoys, in their order: ``(count, d)``."""
+    """The random detectors of ``count`` decoys, in order: ``(count, d)``."""
     return sample_sphere(count, key.dimension, generator=Randomness(0).secret("decoys"))

@@ -21,7 +21,7 @@ from stainlock.target import Target, evaluation_mode
 
 @dataclass(frozen=True)
 class Moments:
-    """What Theorem 1 needs of the features: ‖μ‖ and tr C, estimated from so many windows."""
+    """What Theorem 1 needs of the features: ‖μ‖ and tr C, estimated from the windows seen."""
 
     mean_norm: float
     trace: float

@@ -47,7 +47,7 @@ class Windows(Protocol):
 
 
 def windows_of(target: Target, site: Site, features: Tensor, images: int, *, overlapping: bool) -> Windows:
-    """The windows that the site's layer sees in the features, its input for a batch of so many images."""
+    """The windows that the site's layer sees in the features, its input for a batch of images."""
     if not features.is_floating_point() or features.dtype in (torch.float16, torch.bfloat16):
         features = features.float()
     if site.kind == "convolution":

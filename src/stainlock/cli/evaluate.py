@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of --noise: uniform within the model's bounds, or standard normal; a lock's key knows its own.",
 )
-@click.option("--discriminator", metavar="MODEL", help="With --noise: whose loss for calling the images real is told.")
+@click.option(
+    "--discriminator",
+    metavar="MODEL",
+    help="With --noise: prints its loss on the generated images.",
+)
 @click.option("--features", metavar="MODEL", help="With --noise: for the Fréchet distance of its outputs, to the images"
               " of --data or to the original's.")  # fmt: skip
 @click.option("--grid", type=FILE, metavar="FILE.png", help="With --noise: a picture of the settings' images.")

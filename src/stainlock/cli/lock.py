@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stainlock.key import Key
 
 _SECRET_SEED = "Makes the run, its secrets included, repeatable: leave it out for real protection."
-# What may be told of a key's details: neither its seed nor its detectors' channels.
+# What may be printed of a key's details: neither its seed nor its detectors' channels.
 _TOLD = (
     "layers", "disruptors", "inserted", "anywhere", "saturated", "false_unlock", "half_unlock", "false_lock",
     "channel_cost", "disruption", "residue",
@@ -72,7 +72,7 @@ def _convolutional_options(verb: Any) -> Any:
         click.option(
             "--gates",
             metavar="N|usual|all|spread|NAME,NAME",
-            help="Of a keyed lock: layers that get a gate, so many, the usual, all, one of every two, or by name; of"
+            help="Of a keyed lock: layers that get a gate: N of them, the usual, all, one of every two, or by name; of"
             " others blocks whose gates are turned.  [default: usual; of others as many new ones as it takes, or 1]",
         ),
         click.option(

@@ -222,7 +222,7 @@ def _check_picture(target: Target) -> None:
 
 
 def _facts(stained: Target, key: Key, changed: int) -> dict[str, Any]:
-    """What may be told of a key: neither its seed nor its detector's channel."""
+    """What may be printed of a key: neither its seed nor its detector's channel."""
     layer: Any = stained.model.get_submodule(key.site)
     first = key.detectors[0]
     return {

@@ -96,7 +96,7 @@ def commit(
     statement: str = "",
     created: datetime | None = None,
 ) -> Commitment:
-    """Commit to a key and to the model that is stained with it: the protected one, or what became of it since.
+    """Commit to a key and to the model that is stained with it: the protected one, or one made from it since.
 
     Its bare weights will do, as long as they show the stain.
 

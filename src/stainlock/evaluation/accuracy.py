@@ -76,7 +76,7 @@ class Score:
 
 
 def classifier_logits(output: object, count: int | None = None) -> Tensor:
-    """The logits of a model's output, if it is that of a classifier, for so many images."""
+    """The logits of a model's output, if it is that of a classifier for ``count`` images."""
     output = logits_in(output)
     if not isinstance(output, Tensor) or output.dim() != 2 or count not in (None, len(output)):
         came = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__

@@ -69,7 +69,7 @@ class Images:
     ) -> Batches:
         """Batches at the target's input size; files are decoded ahead of the model, by threads.
 
-        With a limit, images are taken at even distances over the whole, so that no class is favoured.
+        With a limit, images are taken evenly spaced over the whole, so that no class is favoured.
 
         >>> ((pixels, labels),) = sl.Images.from_folder("photographs").batches(target)
         >>> pixels.shape, labels
@@ -140,7 +140,7 @@ class Tensors:
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        """Batches as they are; with a limit, taken at even distances over the whole.
+        """Batches as they are; with a limit, evenly spaced over the whole.
 
         >>> [len(pixels) for pixels, _ in sl.Tensors(images).batches(target, batch_size=3)]
         [3, 1]
@@ -245,7 +245,7 @@ def _chosen(length: int, batch_size: int, limit: int | None) -> list[int]:
 
 
 def chosen_indices(length: int, limit: int | None) -> list[int]:
-    """All of so many, or a number of them at even distances over the whole."""
+    """All indices below ``length``, or ``limit`` of them, evenly spaced."""
     if limit is not None and limit < 1:
         raise ValueError(f"expected limit of at least 1, got {limit}")
     count = length if limit is None else min(limit, length)

@@ -38,13 +38,13 @@ def draw_vector(seed: int, index: int, dimension: int, replaced: Tensor | None =
 
 
 def draw_mask(seed: int, places: int) -> codec.Mask:
-    """Order and signs that hide a message in so many places."""
+    """Order and signs that hide a message in ``places`` places."""
     stream = Stream(seed, "message", places)
     return codec.Mask(stream.permutation(places), stream.signs(places))
 
 
 def draw_classes(seed: int, index: int, total: int, candidates: int = 1) -> list[int]:
-    """For trigger ``index``: so many different classes of 0 … total − 1, of which the stain may take one."""
+    """For trigger ``index``: ``candidates`` different classes of 0 … total − 1, of which the stain may take one."""
     return [int(c) for c in Stream(seed, "class", index, total).permutation(total)[:candidates]]
 
 

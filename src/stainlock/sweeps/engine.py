@@ -33,8 +33,8 @@ def run_sweep(
     With a folder they are kept in ``units.jsonl`` as they come, and units that are there already are not run again.
     ``workers`` are processes of one thread each; 1 is this process. ``ray`` is the address of a Ray cluster, or
     ``local`` for one on this machine; there 1 worker stands for one a CPU. A worker that dies is replaced and its unit
-    run again, up to ``retries`` times; an exception in a unit ends the sweep. ``progress`` is told how many units are
-    done, and how many there are; ``on_unit`` is given each unit's rows as they come, in this process, before they count
+    run again, up to ``retries`` times; an exception in a unit ends the sweep. ``progress`` is called with the units
+    done and their total; ``on_unit`` is given each unit's rows as they come, in this process, before they count
     as done.
     """
     if workers < 1 or retries < 0:

@@ -1,7 +1,7 @@
 """Unlocking a detector: the patch goes in behind its own resizing, at the corner of every image of a batch.
 
 A detector resizes images itself, which would blur a patch put in before. So the client's copy has another `transform`:
-the detector's own, and then the patch. Images of any size go in, and boxes come out in their coordinates, as ever.
+the detector's own, and then the patch. Images of any size go in, and boxes come out in their coordinates, as before.
 """
 
 from __future__ import annotations

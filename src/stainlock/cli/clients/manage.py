@@ -103,7 +103,7 @@ def add(report: Report, registry: Registry, names: tuple[str, ...], file: Path |
 
 
 @click.command("list")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N entries.")
 @click.option("--after", default="", metavar="NAME", help="Those whose names come after this one.")
 @registry_options
 @output_options
