@@ -224,10 +224,10 @@ def latency_table(name: str, batches: list[int], repeats: int) -> None:
     target = build(name)
     pixels = torch.rand(max(batches), *target.input_shape, generator=torch.Generator().manual_seed(0))
     models, given = {"original": target}, target.normalise(pixels)
-    for gates in ("spread", "all"):
+    for gates in ("usual", "all"):
         models[gates], key = lock_keyed(target, gates=gates, seed=0)
         given = key.unlock(pixels)  # one seed, one patch
-    print(f"\n{name}\n\n| runtime | batch | original, ms | spread | all gates |\n|---|---|---|---|---|", flush=True)
+    print(f"\n{name}\n\n| runtime | batch | original, ms | usual | all gates |\n|---|---|---|---|---|", flush=True)
     for batch in batches:
         runs = {gates: _torch_run(model, given[:batch]) for gates, model in models.items()}
         _print_times("PyTorch", batch, runs, repeats)

@@ -277,7 +277,7 @@ def ancestor(name: str, target: Target, options: argparse.Namespace) -> None:
 
 def labels(name: str, target: Target, options: argparse.Namespace) -> None:
     starts: dict[str, Callable[[int], Target]] = {
-        "keyed, the default": lambda seed: file_view(lock_keyed(target, seed=seed)[0]),
+        "keyed, the default": lambda seed: file_view(lock_keyed(target, seed=seed, scatter=options.scatter)[0]),
         "squeeze-excite": lambda seed: lock(target, seed=seed, kind="squeeze-excite")[0],
     }
     _lifts(target, starts, options)
