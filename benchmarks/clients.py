@@ -9,9 +9,9 @@ Exits with 1 where a goal is missed, and names it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -101,14 +101,11 @@ def speed(models: list[Model], clients: int) -> list[str]:
     return missed
 
 
-def registry() -> list[str]:
-    if importlib.util.find_spec("clients_registry") is None:
-        print("benchmarks/clients_registry.py is not there")
-        return []
-    import clients_registry
-
-    found: list[str] = clients_registry.main([])
-    return found
+def registry(clients: int) -> list[str]:
+    """The registry's own benchmark, in a process of its own: it measures memory."""
+    program = Path(__file__).with_name("clients_registry.py")
+    run = subprocess.run([sys.executable, str(program), "--clients", str(clients)], check=False)
+    return ["the registry's benchmark failed"] if run.returncode else []
 
 
 def main() -> None:
@@ -142,7 +139,7 @@ def main() -> None:
         elif part == "speed":
             missed += speed(models, given.clients)
         elif part == "registry":
-            missed += registry()
+            missed += registry(given.clients)
         else:
             missed += {"cost": cost, "issue": issue, "leaker": leaker}[part](models)
     for goal in missed:
