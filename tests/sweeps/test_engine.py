@@ -33,6 +33,21 @@ def test_rows_come_in_the_order_of_the_units(trace: str) -> None:
     assert told == [(done, 6) for done in range(7)]
 
 
+def test_a_unit_counts_as_done_once_its_rows_were_taken(trace: str, tmp_path: Path) -> None:
+    taken: list[str] = []
+
+    def take(unit: Unit, rows: list[dict[str, object]]) -> None:
+        if unit.name == "layer-2" and "refused" not in taken:
+            taken.append("refused")
+            raise FileError("no room")
+        taken.append(unit.name)
+
+    with pytest.raises(FileError, match="no room"):
+        run_sweep(Sums(trace, count=4), tmp_path / "out", on_unit=take)
+    run_sweep(Sums(trace, count=4), tmp_path / "out", on_unit=take)
+    assert taken == ["layer-0", "layer-1", "refused", "layer-2", "layer-3"]
+
+
 def test_workers_give_the_same_rows_as_one_process_though_one_of_them_is_killed(trace: str) -> None:
     alone = run_sweep(Sums(f"{trace}-alone"))
     threads = torch.get_num_threads()
