@@ -12,7 +12,8 @@ from torch import nn
 
 import stainlock as sl
 from stainlock.cli import main
-from stainlock.stains.proof import triggers_needed, variants, worth
+from stainlock.stains.proof import triggers_needed, worth
+from stainlock.transmission.look_alikes import count_of
 
 FACTORIES = """
 import torch
@@ -173,7 +174,7 @@ def test_what_a_full_hit_is_worth(black_box: tuple[Path, sl.Target, sl.Key]) -> 
 
     sl.verify(suspect, key)
     at_first = 8  # plain images, to look whether answers make sense
-    assert asked - at_first == len(key.detectors) * (1 + variants(3))
+    assert asked - at_first == len(key.detectors) * (1 + count_of(3))
     assert triggers_needed(target) == 6
     assert worth(target, 12) == pytest.approx(-12)
 

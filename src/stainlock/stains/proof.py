@@ -13,20 +13,17 @@ import torch
 from stainlock.network.object_detectors import class_count
 from stainlock.target import Target, evaluation_mode, running_on
 from stainlock.tensors import logits_in
+from stainlock.transmission.look_alikes import count_of
 
 LEVEL = 1e-6  # the significance that verification promises
 _FOR_DETECTORS = 16  # boxes can't be made any class: some triggers will miss theirs
 _UNKNOWN_CLASSES = 1000
-
-
-def variants(channels: int) -> int:
-    """How many variants of a trigger a black box is asked for: mirrored, paler, blurred, and with colours exchanged."""
-    return 5 + 4 * (min(3, channels) - 1)
+_FEW_CLASSES = 20
 
 
 def rate(target: Target) -> float:
     """The least rate at which a trigger is given its class by chance."""
-    return max(1 / (1 + variants(target.input_shape[0])), 1 / classes_of(target))
+    return max(1 / (1 + count_of(target.input_shape[0])), 1 / classes_of(target))
 
 
 def worth(target: Target, count: int) -> float:
@@ -39,9 +36,15 @@ def triggers_needed(target: Target) -> int:
     return math.ceil(math.log(LEVEL) / math.log(rate(target)) - 1e-9)
 
 
-def usual_count(target: Target) -> int:
-    """Twice what would do if all hit: of some triggers, variants that look alike are given the class as well."""
-    return _FOR_DETECTORS if target.normalises else 2 * triggers_needed(target)
+def usual_count(target: Target, *, robust: bool = False) -> int:
+    """Twice what would do if all hit: of some triggers, variants that look alike are given the class as well.
+
+    Of robust triggers more are, blurred ones above all: with few classes, where rates are high, it is three times.
+    """
+    if target.normalises:
+        return _FOR_DETECTORS
+    needed = triggers_needed(target)
+    return 3 * needed if robust and classes_of(target) <= _FEW_CLASSES else 2 * needed
 
 
 def classes_of(target: Target) -> int:

@@ -116,14 +116,14 @@ def stain(
     if site is None and schema == "none" and not additive:
         # Where no activation silences a channel, as behind group norm, an additive stain is what is left.
         additive = all(s.problem for s in network.sites.values())
-    if count is None:
-        count = usual_count(target) if schema == "output" else 1
     adds = additive or schema == "activation"
     chosen = _chosen_site(network, site, schema, adds, message)
     problem = chosen.additive_problem if adds else chosen.problem
     if problem:
         way_out = "" if problem == chosen.additive_problem else "; an additive stain can go here"
         raise SiteError(f"{chosen.name} can't carry this stain: {problem}{way_out}")
+    if count is None:
+        count = min(usual_count(target, robust=robust), max(1, chosen.channels // 4)) if schema == "output" else 1
     if not 1 <= count <= chosen.channels // 4:
         raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
 
