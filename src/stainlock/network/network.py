@@ -21,7 +21,7 @@ from stainlock.network.norms import is_batch_norm
 from stainlock.network.ops import Kind, leading_padding, op_of, repeats_positions
 from stainlock.network.sites import Site, find_sites
 from stainlock.network.trace import Shapes, TracedPart, trace, tracing_problem
-from stainlock.target import Target, check_editable, evaluation_mode, running_on
+from stainlock.target import Target, check_editable, check_target, evaluation_mode, running_on
 from stainlock.tensors import has
 
 _shared: ContextVar[dict[Any, Network] | None] = ContextVar("analyses", default=None)
@@ -33,6 +33,7 @@ def analyse(target: Target) -> Network:
     >>> list(sl.analyse(target).sites)
     ['0', '3', '7']
     """
+    check_target(target)
     known = _shared.get()
     conventions = (id(target.model), target.part, target.input_shape, target.mean, target.std, target.bounds)
     if known is None:
