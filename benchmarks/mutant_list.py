@@ -79,10 +79,10 @@ MUTANTS = (
         ("log10_p_value=log_p / math.log(10)", "log10_p_value=log_p"),
     ),
     *_of(
-        "verification/output.py", f"{NATURAL} {FORGERIES}::test_more_candidates_for_a_class_are_paid_for",
-        ("(hit & ~natural).sum()", "hit.sum()"),
-        ("like_variants.clamp(min=by_draw)", "like_variants.clamp(max=by_draw)"),
-        ("class_rate(key) if classes_are_drawn(key) else 0.0", "0.0"),
+        "verification/questions.py", f"{NATURAL} {FORGERIES}::test_more_candidates_for_a_class_are_paid_for",
+        ("return Trial(hit, hit and not natural,", "return Trial(hit, hit,"),
+        ("max(like_variants, rate_by_draw(key, top))", "min(like_variants, rate_by_draw(key, top))"),
+        ("min(1.0, top * class_rate(key)) if classes_are_drawn(key) else 0.0", "0.0"),
         ("    check_secrets(key)\n", ""),
     ),
     # What a seed fixes
@@ -228,7 +228,7 @@ MUTANTS = (
         ("start += width * len(same)", "start += 0"),
         ("keystream(pack_key(bits), self.salt,", "keystream(pack_key(bits), (0, 0, 0),"),
         ("[1 << place for place in range(WORD)]", "[1 << place % 31 for place in range(WORD)]"),
-        ("own * (1 << _INDEX_BITS) + torch.arange", "0 * own + torch.arange"),
+        ("words * (1 << _INDEX_BITS) + torch.arange", "0 * words + torch.arange"),
         (">= 1 << _INDEX_BITS:", ">= 1 << (_INDEX_BITS + 9):"),
     ),
     *_of(
@@ -248,7 +248,7 @@ MUTANTS = (
     *_of(
         "gating/structure.py", "tests/locks/keyed/test_structure.py",
         ("            check_keyed(facts)\n", ""),
-        ("own is None or replace(own, batch=gated.batch, repeat=gated.repeat) != gated", "own is None"),
+        ("            if own != gated:", "            if own is None:"),
         ('if any(other.kind == KIND and other.facts["salt"] == list(self.salt) for', "if any(False for"),
     ),
     *_of(
@@ -275,7 +275,7 @@ MUTANTS = (
     *_of(
         "clients/log.py", "tests/clients/test_registry.py",
         ("bytes.fromhex(previous) + text.encode()", "text.encode()"),
-        ("if number != expected or _link(previous, text) != chain:", "if number != expected:"),
+        ("or _link(previous, text) != chain:", "or False:"),
         ("            holds = isinstance(receipt.entry, dict) and receipt.holds", "            holds = True"),
     ),
 )  # fmt: skip

@@ -116,6 +116,8 @@ def test_an_image_exceeds_where_any_of_its_positions_does_overlapping_ones_inclu
                             overlapping=True).add_all(pixels.split(16))  # fmt: skip
     assert found.positions == 256
     assert found.exceedances == statistics.by_image.any[0] > 0
+    exact = clopper_pearson(found.exceedances, found.samples, found.confidence)
+    assert found.bounds["clopper_pearson"] == pytest.approx(exact)
     by_position = certify(target, key, Tensors(pixels), level="position", threshold=threshold)
     assert by_position.positions == 36
     assert found.exceedances / 40 >= by_position.exceedances / by_position.samples
