@@ -120,6 +120,10 @@ def test_an_image_exceeds_where_any_of_its_positions_does_overlapping_ones_inclu
     assert found.bounds["clopper_pearson"] == pytest.approx(exact)
     by_position = certify(target, key, Tensors(pixels), level="position", threshold=threshold)
     assert by_position.positions == 36
+    apart = Statistics(target, analyse(target).site("conv"), key.detectors[0].vector[None], [threshold],
+                       overlapping=False).add_all(pixels.split(16))  # fmt: skip
+    exact = clopper_pearson(int(apart.by_image.any[0]), 40, by_position.confidence)
+    assert by_position.bounds["clopper_pearson_images"] == pytest.approx(exact)
     assert found.exceedances / 40 >= by_position.exceedances / by_position.samples
 
 

@@ -106,3 +106,14 @@ def test_natural_images_margin_is_that_of_chance() -> None:
 def test_bad_input(shape: tuple[int, ...], options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         choose_layout(shape, **options)  # type: ignore[arg-type]
+
+
+def test_neighbours_are_compared_and_not_the_whole_patch() -> None:
+    """Light that fades from top to bottom leaves every pair as it is."""
+    layout = choose_layout((3, 128, 128))
+    assert layout.form == "pairs"
+    bits = random_bits(layout)
+    corner = layout.draw(bits, 3).float() / 255
+    image = torch.zeros(1, 3, 128, 128)
+    image[0, :, : layout.size[0], : layout.size[1]] = 0.1 * corner + torch.linspace(0, 9, layout.size[0])[:, None]
+    assert torch.equal(layout.read(image)[0], bits)

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 from stainlock.gating.chacha import ROUNDS, keystream
-from stainlock.gating.schedule import Schedule, pack_key
+from stainlock.gating.schedule import Schedule, check_widths, pack_key
 
 SALT = (0x01234567, 0x89ABCDEF, 0xFFFFFFFF)
 # The first 32 bytes for a key and nonce of zeros, as published for the eSTREAM variants.
@@ -95,3 +95,14 @@ def test_one_row_or_many_one_thread_or_two() -> None:
             assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
     finally:
         torch.set_num_threads(threads)
+
+
+def test_gates_of_different_widths_read_different_words() -> None:
+    narrow, wide = Schedule((1, 2, 3), 8, (16, 32)).permutations(random_bits(128))
+    assert not torch.equal(wide[0][wide[0] < 16], narrow[0])  # as it would be with the same words
+
+
+def test_layers_that_are_too_wide_are_told() -> None:
+    check_widths([2**24 - 1])
+    with pytest.raises(ValueError, match="fewer than 16777216 channels"):
+        check_widths([16, 2**24])
