@@ -69,9 +69,10 @@ def test_classifiers_classify(name: str) -> None:
 
 
 def test_resnet50_reads_rgb() -> None:
+    target = models.real("resnet50")
     pixels, labels = zoo.natural("resnet50", limit=24)
     assert labels is not None
-    assert accuracy("resnet50", 24) > evaluate(models.real("resnet50"), Tensors(pixels.flip(1), labels)).value
+    assert accuracy("resnet50", 24) > evaluate(target, Tensors(pixels.flip(1), labels)).value
 
 
 def test_diffusion_model_predicts_the_noise() -> None:
