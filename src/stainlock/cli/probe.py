@@ -18,8 +18,8 @@ from stainlock.cli.report import Report
 @click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the pictures and the manifest go.")
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images to take decoys from. Without, decoys are"
               " synthetic: spectra of photographs, and triggers with their tiles shuffled.")  # fmt: skip
-@click.option("--decoys", type=click.IntRange(min=0), metavar="N", help="How many decoys; as many as triggers by"
-              " default.")  # fmt: skip
+@click.option("--decoys", type=click.IntRange(min=0), metavar="N", help="How many decoys.  [default: as many as"
+              " triggers]")  # fmt: skip
 @click.option("--canvas", nargs=2, type=click.IntRange(min=1), metavar="H W", help="Put each picture into the middle"
               " of a grey one of this size, for services that resize to it and cut out the middle.")  # fmt: skip
 @output_options
