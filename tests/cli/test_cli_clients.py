@@ -123,6 +123,29 @@ def test_without_the_registry(clients: Run) -> None:
     assert "--secret FILE and --base MODEL" in clients(*arguments).stderr
 
 
+def test_without_a_registry_that_had_codes_of_its_own_length(run: Run, work: Path) -> None:
+    own = ("--chips", 2048, "--amplitude", 0.02)
+    assert run("clients", "init", "small.py:model", *own, *HERE).status == 0
+    assert run("clients", "add", "acme", *HERE).status == 0
+    assert run("clients", "issue", "--client", "acme", "--out", "a", *HERE).status == 0
+    assert "a registry knows its own" in run("clients", "trace", "a", *own, *HERE).stderr
+    Path("names.txt").write_text("acme\n")
+    arguments = (
+        "clients",
+        "trace",
+        "a",
+        "--names",
+        "names.txt",
+        "--base",
+        "small.py:model",
+        "--secret",
+        "clients.secret",
+    )
+    right, wrong = (run(*arguments, *options, "--json").facts for options in (own, ()))
+    assert (right["chips"], wrong["chips"]) == (2048, 16384)
+    assert right["clients"][0]["z"] > 2 * wrong["clients"][0]["z"]
+
+
 def test_a_passphrase_comes_from_the_environment(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAINLOCK_PASSPHRASE", "words")
     assert run("clients", "init", "small.py:model", "--passphrase", *HERE).status == 0

@@ -33,6 +33,7 @@ def write_report(
             FINGERPRINT: {
                 (one.client, one.epoch): secret.derive(FINGERPRINT, first.digest, one.client, one.epoch)
                 for one in found.clients
+                if one.model == first.label
             },
             "lock_seed": str(lock_seed(secret, first.digest, *found.lock_of)) if found.lock_of else None,
         }

@@ -154,11 +154,22 @@ def trace(
 
 
 def trace_names(
-    suspect: Any, secret: MasterSecret, base: Target, names: Sequence[str], *, epochs: int = 1, level: float = LEVEL
+    suspect: Any,
+    secret: MasterSecret,
+    base: Target,
+    names: Sequence[str],
+    *,
+    epochs: int = 1,
+    level: float = LEVEL,
+    chips: int = CHIPS,
+    amplitude: float = AMPLITUDE,
 ) -> Trace:
-    """The same where the registry is lost: the master secret, the base model and a list of names are enough."""
+    """The same where the registry is lost: the master secret, the base model and a list of names are enough.
+
+    ``chips`` and ``amplitude`` are those that the model was registered with.
+    """
     digest = model_digest(base.model)
-    known = Base("the base model", digest, CHIPS, AMPLITUDE, base)
+    known = Base("the base model", digest, chips, amplitude, base)
     clients = list(dict.fromkeys(checked_name(name) for name in names))
 
     def copies() -> Iterable[tuple[str, int]]:

@@ -34,6 +34,9 @@ _SHOWN = 20
 @click.option("--names", type=FILE, metavar="FILE", help="Instead of a registry that was lost: the clients' names."
               " Needs --secret and --base.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(min=1), default=1, metavar="N", help="With --names: epochs to try (1).")
+@click.option("--chips", type=int, help="With --names: what `clients init --chips` was given (16384).")
+@click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+              help="With --names: what `clients init --amplitude` was given (0.01).")  # fmt: skip
 @click.option("--blind", is_flag=True, help="The base model is lost: do without it, which finds much less.")
 @code_options
 @weights_option
@@ -50,6 +53,8 @@ def trace(
     evidence: Path | None,
     names: Path | None,
     epochs: int,
+    chips: int | None,
+    amplitude: float | None,
     blind: bool,
     base: Callable[[], Target | None],
     of: str | None,
@@ -73,8 +78,11 @@ def trace(
     if names is not None:
         if page is not None or blind or of is not None:
             raise ValueError("expected --registry with --report, --blind and --of")
-        found = _by_names(suspect, names, epochs, secret, base(), level)
+        options = {"epochs": epochs, "level": level, "chips": chips, "amplitude": amplitude}
+        found = _by_names(suspect, names, secret, base(), options)
         return _told(report, found, None)
+    if chips is not None or amplitude is not None:
+        raise ValueError("expected --names with --chips and --amplitude: a registry knows its own")
     assert registry is not None
     outputs = [page, page.with_suffix(".json")] if page is not None else []
     with opened(registry, secret) as clients, Outputs(outputs) as places:
@@ -87,7 +95,7 @@ def trace(
     return _told(report, found, page)
 
 
-def _by_names(suspect: str, names: Path, epochs: int, secret: Path | None, base: Target | None, level: float) -> Trace:
+def _by_names(suspect: str, names: Path, secret: Path | None, base: Target | None, options: dict[str, Any]) -> Trace:
     from stainlock.cli.clients.options import asked_passphrase
     from stainlock.clients.secrets import MasterSecret
     from stainlock.clients.tracing import trace_names
@@ -95,7 +103,7 @@ def _by_names(suspect: str, names: Path, epochs: int, secret: Path | None, base:
     if secret is None or base is None:
         raise ValueError("expected --secret FILE and --base MODEL with --names: they are what tracing needs")
     master = MasterSecret.load(secret, asked_passphrase)
-    return trace_names(suspect, master, base, read_names(names), epochs=epochs, level=level)
+    return trace_names(suspect, master, base, read_names(names), **{k: v for k, v in options.items() if v is not None})
 
 
 def _told(report: Report, found: Trace, page: Path | None) -> int:
