@@ -72,7 +72,7 @@ class Case:
 
     @property
     def needs_triggers(self) -> bool:
-        return self.method == "output" or self.schema == "activation"
+        return self.method in ("output", "sequential") or self.schema == "activation"
 
 
 RESNET, SMALL, MLP, TOKENS = (
