@@ -76,7 +76,7 @@ def _pytest(source: Path, tests: Sequence[str], log: Path, seconds: int | None) 
         import stainlock
 
         assert Path(stainlock.__file__).parent.parent == source, f"another stainlock is imported: {stainlock.__file__}"
-        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"]
+        options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:randomly"]
         try:
             status = int(pytest.main([*options, *tests]))
         except BaseException:
