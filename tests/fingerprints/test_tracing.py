@@ -92,6 +92,8 @@ def test_p_values_are_corrected_for_clients_and_rounds() -> None:
     assert log10_p_value(1.0, 10) == log10_p_value(0.0, 10) == 0
     assert log10_p_value(-9.0, 10) == log10_p_value(9.0, 10) < 0
     assert log10_p_value(100.0, 10**6) < -2000
+    some = trace(reading(np.ones(CHIPS)), map(secret, range(10)), clients=10**6)
+    assert (some.tested, some.threshold) == (10, pytest.approx(t))
 
 
 def test_nothing_read_names_no_one() -> None:

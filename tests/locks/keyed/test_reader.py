@@ -117,3 +117,10 @@ def test_neighbours_are_compared_and_not_the_whole_patch() -> None:
     image = torch.zeros(1, 3, 128, 128)
     image[0, :, : layout.size[0], : layout.size[1]] = 0.1 * corner + torch.linspace(0, 9, layout.size[0])[:, None]
     assert torch.equal(layout.read(image)[0], bits)
+
+
+def test_places_to_spare_look_like_the_others() -> None:
+    layout = choose_layout((3, 32, 32))
+    drawn = layout.draw(random_bits(layout), 3).flatten()
+    assert len(drawn) == 147 > layout.bits == 128
+    assert torch.equal(drawn[128:], drawn[:19])

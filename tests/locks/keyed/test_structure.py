@@ -56,6 +56,7 @@ SENSELESS: dict[str, Facts] = {
     "a patch of many rows": {"layout__rows": 2**30}, "a wide patch": {"layout__columns": 2**30},
     "large tiles": {"layout__tile": 2**12}, "no middle": {"layout__middle": float("nan")},
     "a layout with more": {"layout__levels": 3}, "tiles without partners": {"layout__form": "pairs"},
+    "too few pairs of tiles": {"layout__form": "pairs", "layout__rows": 2, "layout__columns": 2},
     "a gate of width 0": {"gates__0__width": 0}, "a wide gate": {"gates__0__width": 2**40},
     "a gate without end": {"gates__0__repeat": 2**40}, "a gate along axis 9": {"gates__0__axis": 9},
     "channels anywhere": {"gates__0__channels": 0}, "images anywhere": {"gates__0__batch": 99},
