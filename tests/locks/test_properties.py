@@ -163,8 +163,8 @@ def test_files_come_back(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["internal, vgg16_cifar10", "new, plain", "new, shared", "own, hard", "with logits", "vit, torchvision",
-             "vit, timm", "gan, none"],
+    "case", ["internal, vgg16_cifar10", "new", "new, plain", "new, shared", "own, hard", "with logits",
+             "vit, torchvision", "vit, timm", "gan, none"],
 )  # fmt: skip
 def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
     """torch.export and ONNX Runtime, locked and unlocked."""
