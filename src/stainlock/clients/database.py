@@ -134,13 +134,18 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        words = str(error)
+        words = _on_one_line(error)
         if "locked" in words or "busy" in words:
             raise FileError(f"{path} is in use by another program: wait for it, and run this again") from error
         raise FileError(f"can't use the registry {path} ({words})") from error
     except sqlite3.DatabaseError as error:
-        raise FileError(f"{path} is not a registry of clients, or is damaged ({error})") from error
+        raise FileError(f"{path} is not a registry of clients, or is damaged ({_on_one_line(error)})") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise FileError(f"{path} is damaged: what it holds can't be read ({error})") from error
     except OSError as error:
         raise FileError(f"can't write {path} ({error.strerror or error})") from error
+
+
+def _on_one_line(error: sqlite3.Error) -> str:
+    """SQLite quotes statements of the file, which may have many lines."""
+    return " ".join(str(error).split())

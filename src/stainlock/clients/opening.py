@@ -50,11 +50,20 @@ class Opened:
     def _open(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
         if self._connection is None:
             self._connection = connect(self.path, create=create)
-            if not create and self._connection.execute("SELECT count(*) FROM facts").fetchone()[0] == 0:
+            try:
+                self._check_begun(create)
+            except BaseException:
                 self.close()
-                raise FileError(f"{self.path} is an empty registry: `stainlock clients init MODEL` begins one")
+                raise
         with explained(self.path):
             yield self._connection
+
+    def _check_begun(self, create: bool) -> None:
+        assert self._connection is not None
+        with explained(self.path):
+            begun = self._connection.execute("SELECT count(*) FROM facts").fetchone()[0] > 0
+        if not create and not begun:
+            raise FileError(f"{self.path} is an empty registry: `stainlock clients init MODEL` begins one")
 
     @property
     def secret(self) -> MasterSecret:
