@@ -442,6 +442,11 @@ def test_who_forges_by_staining_again_comes_too_late(case: Case, authority: Auth
     found = thiefs.check(thiefs_key, forged, rivals=[owners], roots=roots)
     assert (found.verdict, found.suspect, found.rivals[0].earlier) == ("not earlier", "the committed model", "rival")
     assert "the rival's is earlier" in found.reasons[0]
+    # To be older than one thing is not to be older than all that was asked for.
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    assert thiefs.check(thiefs_key, forged, published=tomorrow, roots=roots).verdict == "earlier"
+    both = thiefs.check(thiefs_key, forged, published=tomorrow, rivals=[owners], roots=roots)
+    assert (both.verdict, len(both.reasons)) == ("not earlier", 2)
     # Without his own timestamp he is no better off; without the owner's, the owner would lose.
     undated = dataclasses.replace(thiefs, timestamps=())
     assert owners.check(key, forged, rivals=[undated], roots=roots).verdict == "earlier"

@@ -65,6 +65,13 @@ def test_everything_comes_back(kind: str, tmp_path: Path) -> None:
     assert models.same_state(loaded.original(marked).model, models.real(KINDS[kind][0]).model)
 
 
+def test_the_weakest_trigger_tells_the_response() -> None:
+    key = key_of("several")
+    responses = sorted(detector.trigger.response for detector in key.detectors)
+    assert responses[0] < responses[-1]
+    assert key.trigger_response == responses[0]
+
+
 @pytest.mark.parametrize("seed", [0, 2**31, 2**64 + 3, 2**128 - 1])
 def test_seeds_of_any_size_come_back(seed: int, tmp_path: Path) -> None:
     key = dataclasses.replace(key_of("plain"), seed=seed)

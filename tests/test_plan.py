@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stainlock import FileError, ModelError, Plan, Target, diff, stain
 from stainlock.plan import Write, changes, write
+from stainlock.storage.files import model_digest
 
 METHODS: list[tuple[str, str | None, dict[str, Any]]] = [
     ("resnet20_cifar10", "layer2.1.conv1", {}),
@@ -128,8 +129,10 @@ def test_plans_for_another_model_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "shape"), [((2,), (5, 3, 3)), ((None, 1), (4, 3, 3)), ((None,), (4, 5, 3, 3)), ((1, 2, 0, 2), ())]
-)
+    ("index", "shape"),
+    [((2,), (5, 3, 3)), ((None, 1), (4, 3, 3)), ((None,), (4, 5, 3, 3)), ((1, 2, 0, 2), ()), ((-1, 2), (3, 3)),
+     ((None, -2), (4, 3, 3))],
+)  # fmt: skip
 def test_writes_go_where_the_index_says(index: tuple[int | None, ...], shape: tuple[int, ...]) -> None:
     model = nn.Conv2d(5, 4, 3).to(memory_format=torch.channels_last)
     values = torch.randn(shape, dtype=torch.float64)
@@ -189,6 +192,16 @@ def test_damaged_deltas_are_told(tmp_path: Path) -> None:
             Plan.load(path)
     with pytest.raises(FileError, match="can't read delta file"):
         Plan.load(tmp_path / "nowhere")
+
+
+def test_elements_come_back_in_any_order(tmp_path: Path) -> None:
+    """A delta stores runs of consecutive elements; these count down, repeat a step and leave gaps."""
+    elements = torch.tensor([5, 4, 3, 7, 8, 9, 0, 2])
+    plan = Plan((Write("head.bias", elements, torch.arange(8.0), "detector"),), model_digest(models.mlp().model))
+    plan.save(tmp_path / "delta")
+    (loaded,) = Plan.load(tmp_path / "delta").writes
+    assert torch.equal(loaded.elements, elements)
+    assert torch.equal(loaded.values, torch.arange(8.0))
 
 
 def test_values_are_the_parameters_own(tmp_path: Path) -> None:
