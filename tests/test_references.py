@@ -130,13 +130,19 @@ def test_failed_download_says_what_to_pass_instead(monkeypatch: pytest.MonkeyPat
         ("torchvision:resnet18?colour=red", "unexpected keyword argument 'colour'"),
         ("torchvision:resnet18?weights=DEFAULT", "expected no weights in the reference"),
         ("torchvision:vit_b_32?image_size=big", "can't be built"),
-        ("resnet18", "expected torchvision:NAME, timm:NAME, .*FILE.py:FACTORY, or a bundle directory"),
         ("caffe:alexnet", "expected torchvision:NAME"),
     ],
 )
 def test_wrong_references(reference: str, told: str) -> None:
     with pytest.raises(ModelError, match=told) as error:
         load_reference(reference, weights="random")
+    assert_one_line(error)
+
+
+def test_a_reference_that_is_neither_a_name_nor_a_file() -> None:
+    told = r"resnet18 does not exist: expected torchvision:NAME, timm:NAME, .*FILE\.py:FACTORY, or a bundle directory"
+    with pytest.raises(FileError, match=told) as error:
+        load_reference("resnet18", weights="random")
     assert_one_line(error)
 
 

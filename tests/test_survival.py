@@ -209,4 +209,4 @@ def test_output_triggers_survive(change: str) -> None:
     model = changed(marked, "resnet20", change).eval()
     dtype = next(model.parameters()).dtype
     with torch.no_grad():
-        assert verify(lambda inputs: model(inputs.to(dtype)).float(), key).statistic >= 0.75
+        assert verify(lambda inputs: model(inputs.to(dtype)).float(), key, normalised=True).statistic >= 0.75

@@ -272,7 +272,7 @@ def check_module(model: nn.Module) -> None:
             " nn.Module that it was made of, and script or trace that afterwards"
         )
     for name, module in model.named_modules():
-        if ".quantized" in type(module).__module__ or callable(getattr(module, "weight", None)):
+        if ".quantized" in type(module).__module__ or inspect.ismethod(getattr(module, "weight", None)):
             raise ModelError(
                 f"{name or 'the model'} is quantised ({type(module).__name__}), and its weights can't be edited:"
                 " protect the model in floats, and quantise it afterwards"

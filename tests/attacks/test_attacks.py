@@ -177,11 +177,11 @@ def test_a_stain_is_found_in_onnx_files(attack: str) -> None:
      ("trigger-crop", 1, 0.1, 0.9), ("trigger-brightness", 0.9, 0.85, 1.05)],
 )  # fmt: skip
 def test_a_picture_on_its_way_loses_response(attack: str, strength: float, least: float, most: float) -> None:
-    given = subject()
+    given = subject(site="layer2.1.conv1")
     left = all_attacks()[attack].run(given, strength)
     assert left.target is None
     owner = Owner(given.target, given.key, Tensors(data()[0][60:64]), decoys=24)
-    owner.__dict__["reference"] = reference(False, None)  # decoys once for all tests
+    owner.__dict__["reference"] = reference(False, "layer2.1.conv1")  # decoys once for all tests
     assert least < owner.measure(left)["trigger_response"] < most
 
 

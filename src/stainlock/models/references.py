@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import itertools
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,10 +129,18 @@ def _factory(path: Path, name: str) -> Callable[[], Any]:
     return factory  # type: ignore[no-any-return]
 
 
+class _Uncached(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is now: a compiled copy beside it may be of an older one, written in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def _import_file(path: Path) -> ModuleType:
     # A name of its own for each import, so that a file called numpy.py, or two called model.py, do no harm.
     name = f"_stainlock_factory_{next(_module_numbers)}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Uncached(name, str(path)))
     if spec is None or spec.loader is None:
         raise FileError(f"{path} can't be imported as a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -31,7 +31,7 @@ _AFFORDABLE = 8.0
 _FEWEST_STEPS = 8
 
 
-def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = GOOD_DIMENSION) -> Site:
+def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = 1) -> Site:
     """The site with the lowest relative channel cost, of those with a good dimension, a small patch and a short search.
 
     Where no site has all three, the search counts first, then the dimension, then the patch. ``channels`` and
@@ -44,11 +44,11 @@ def choose_site(network: Network, *, additive: bool, channels: int = 1, dimensio
     if not usable:
         reasons = sorted({(s.additive_problem if additive else s.problem) or "" for s in network.sites.values()})
         raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
-    wide = [s for s in usable if s.dimension >= dimension] or _widest(usable)
+    wide = [s for s in usable if s.dimension >= max(dimension, GOOD_DIMENSION)] or _widest(usable)
     searches = search_costs(network)
     quick = [s for s in wide if searches[s.name] <= _AFFORDABLE]
-    if not quick and dimension <= GOOD_DIMENSION:
-        fair = [s for s in usable if s.dimension >= min(dimension, _FAIR_DIMENSION)]
+    if not quick:
+        fair = [s for s in usable if s.dimension >= max(dimension, _FAIR_DIMENSION)]
         quick = [s for s in fair if searches[s.name] <= _AFFORDABLE]
     wide = quick or wide
     image = math.prod(network.target.input_shape[1:])

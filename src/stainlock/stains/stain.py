@@ -27,7 +27,7 @@ from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains import schemas
-from stainlock.stains.choice import GOOD_DIMENSION, choose_output_site, choose_site, first_steps
+from stainlock.stains.choice import choose_output_site, choose_site, first_steps
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
     FIRING_FRACTION,
@@ -259,7 +259,7 @@ def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, me
     places = places_needed(message) if message else 1
     if schema == "activation":
         return choose_site(network, additive=adds, channels=places)
-    return choose_site(network, additive=adds, dimension=max(places, GOOD_DIMENSION))
+    return choose_site(network, additive=adds, dimension=places)
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:

@@ -293,7 +293,7 @@ def test_models_without_a_layer_to_gate() -> None:
         warnings.simplefilter("ignore")  # it is deprecated, and in use
         plain = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
         quantised = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})
-    with pytest.raises(ModelError, match="lock the model before quantising"):
+    with pytest.raises(ModelError, match="protect the model in floats, and quantise it afterwards"):
         sl.lock(Target(quantised, (3, 32, 32)), kind="keyed")
 
 

@@ -70,7 +70,6 @@ def lock_keyed(
     """
     if rounds not in ROUNDS:
         raise ValueError(f"expected {', '.join(map(str, ROUNDS))} rounds, got {rounds}")
-    _check_model(target)
     randomness = Randomness(seed)
     layout = _layout(target, carrier, bits, tile, patch)
     secret = bits_of(randomness, layout.bits)
@@ -132,12 +131,6 @@ def _layout(
 def _images_go_to(target: Target) -> str:
     """The reader's module: an object detector resizes images before its backbone gets them, in one batch."""
     return "backbone" if is_detector(target.model) else ""
-
-
-def _check_model(target: Target) -> None:
-    for name, module in target.model.named_modules():
-        if "quantized" in type(module).__module__:
-            raise ModelError(f"{name} is quantised, its columns can't be permuted: lock the model before quantising it")
 
 
 def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor) -> tuple[Target, Plan]:
