@@ -27,8 +27,6 @@ _GOOD_MAP = 64
 _GOOD_PATCH = 1 / 12
 # The longest search, in forward passes of the whole network.
 _AFFORDABLE = 8.0
-# A first search at a site far from the input takes fewer steps, and never fewer than this.
-_FEWEST_STEPS = 8
 
 
 def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = 1) -> Site:
@@ -82,12 +80,6 @@ def search_costs(network: Network, steps: int = STEPS) -> dict[str, float]:
         site.name: 3 * steps * before[site.name] / max(done, 1.0) * math.prod(site.patch) / image
         for site in network.sites.values()
     }
-
-
-def first_steps(network: Network, site: Site) -> int:
-    """How many steps of a search are affordable: all of them, or as few as tell whether the trigger stands out."""
-    cost = search_costs(network)[site.name]
-    return max(_FEWEST_STEPS, min(STEPS, int(STEPS * _AFFORDABLE / max(cost, 1e-9))))
 
 
 def _widest(sites: list[Site]) -> list[Site]:

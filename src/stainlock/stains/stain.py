@@ -27,7 +27,7 @@ from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains import schemas
-from stainlock.stains.choice import choose_output_site, choose_site, first_steps
+from stainlock.stains.choice import choose_output_site, choose_site
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
     FIRING_FRACTION,
@@ -54,8 +54,6 @@ Schema = Literal["none", "weight", "activation", "output"]
 # A trigger this many times above synthetic inputs, and at least half the median of all triggers, is good enough;
 # others get a second search with several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
-# One so many times above them after a few steps needs no more.
-_PLENTY = 8.0
 # A robust trigger's response may fall to two thirds on its way; its look-alikes' stays below half of it.
 _ROBUST_FIRING_FRACTION = 0.55
 # How many deviations above its mean an additive stain raises a channel whose statistics batch norm knows.
@@ -145,10 +143,7 @@ def stain(
     )  # fmt: skip
     natural = _natural_responses(target, chosen, vectors, channels)
     full = STEPS if steps is None else steps
-    few = first_steps(network, chosen) if steps is None and schema in ("none", "weight") and not robust else full
-    drawn = search(vectors, channels, natural, steps=few, restarts=restarts, noise=randomness, label="trigger")
-    if few < full and any(d.trigger.response < _PLENTY * d.natural.largest for d in drawn):
-        drawn = search(vectors, channels, natural, steps=full, restarts=restarts, noise=randomness, label="trigger")
+    drawn = search(vectors, channels, natural, steps=full, restarts=restarts, noise=randomness, label="trigger")
     # Searches that ended in poor local maxima start again.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
