@@ -142,6 +142,21 @@ def conv_net(activation: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = True
     return Target(seeded(Net), (3, 16, 16), **UNIT)
 
 
+class TwoConvolutions(nn.Sequential):
+    """A small classifier without batch norms."""
+
+    def __init__(self) -> None:
+        layers = [
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        ]
+        super().__init__(*layers, nn.Linear(32, 10))
+
+
 def mlp(activation: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = False) -> Target:
     """A perceptron, the site ``fc``."""
 

@@ -11,19 +11,6 @@ from every_model_list import LIBRARIES, built, listed
 from stainlock import ModelError, Target
 
 
-class Net(nn.Sequential):
-    def __init__(self) -> None:
-        layers = [
-            nn.Conv2d(3, 32, 3),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 3),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-        ]
-        super().__init__(*layers, nn.Linear(32, 10))
-
-
 def _refuse(target: Target) -> None:
     raise ModelError("no")
 
@@ -33,7 +20,9 @@ def _crash(target: Target) -> None:
 
 
 def test_rows_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(every_model, "built", lambda name: Target(models.seeded(Net), (3, 32, 32), **models.UNIT))
+    monkeypatch.setattr(
+        every_model, "built", lambda name: Target(models.seeded(models.TwoConvolutions), (3, 32, 32), **models.UNIT)
+    )
     work = every_model.Coverage(("timm",), False, 40.0)
     unit = every_model.Unit("timm:net", {"model": "timm:net"})
     (row,) = work.run(None, unit)

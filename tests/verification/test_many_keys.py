@@ -9,7 +9,6 @@ from typing import Any
 
 import models
 import pytest
-from torch import nn
 
 from stainlock import Key, Target, save_bundle, stain, verify
 from stainlock.cli import main
@@ -17,23 +16,10 @@ from stainlock.network import network
 from stainlock.verification.reference import Reference
 
 
-class Net(nn.Sequential):
-    def __init__(self) -> None:
-        layers = [
-            nn.Conv2d(3, 32, 3),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 3),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-        ]
-        super().__init__(*layers, nn.Linear(32, 10))
-
-
 @pytest.fixture(scope="module")
 def marked() -> tuple[Target, Target, list[Key]]:
     """A model, its stained copy, and its key among four of others."""
-    target = Target(models.seeded(Net), (3, 16, 16), **models.UNIT, reference="mine.py:net")
+    target = Target(models.seeded(models.TwoConvolutions), (3, 16, 16), **models.UNIT, reference="mine.py:net")
     stained, key = stain(target, seed=1, site="2")
     return target, stained, [stain(target, seed=seed, site="2")[1] for seed in (2, 3)] + [key]
 

@@ -127,6 +127,14 @@ class _Release:
     def _have(self, *names: str) -> bool:
         return all((self.out / name).exists() for name in names)
 
+    def _save(self, name: str, protected: Target, key_name: str, key: Key) -> None:
+        """A protected model and its key, which appear together."""
+        with self._new(name, key_name) as (bundle, key_file):
+            bundle.mkdir()
+            bundle.chmod(0o755)
+            write_bundle(protected, bundle)
+            key.save(key_file)
+
     def _read(self, name: str) -> Target:
         return Bundle.read(self.out / name).build(model=self.base)
 
@@ -140,11 +148,7 @@ class _Release:
         note = "made before"
         if not self._have("stained", "stain.key"):
             stained, key = stain(self.base, seed=self.config.seed, **settings)
-            with self._new("stained", "stain.key") as (bundle, key_file):
-                bundle.mkdir()
-                bundle.chmod(0o755)
-                write_bundle(stained, bundle)
-                key.save(key_file)
+            self._save("stained", stained, "stain.key", key)
             note = ""
         verdict = verify(self._read("stained"), Key.load(self.out / "stain.key"))
         if not verdict.stained:
@@ -162,11 +166,7 @@ class _Release:
         if not self._have("locked", "lock.key"):
             base = self._read("stained") if self.config.stain is not None else self.base
             locked, key = lock(base, seed=self.config.seed, **settings)
-            with self._new("locked", "lock.key") as (bundle, key_file):
-                bundle.mkdir()
-                bundle.chmod(0o755)
-                write_bundle(locked, bundle)
-                key.save(key_file)
+            self._save("locked", locked, "lock.key", key)
             note = ""
         key = Key.load(self.out / "lock.key")
         return Made("lock", str(self.out / "locked"), 0, note, {"kind": key.schema, "carrier": key.carrier})
