@@ -4,8 +4,10 @@
 
 Every model is stained by default and verified by weights (the stained copy must be, the original must not be), and
 locked by default (keyed): with the patch its outputs must be the original's to 1e−3 of their spread, without it they
-must differ. What happens is kept in FOLDER/units.jsonl, where a sweep that was stopped goes on; FOLDER/matrix.md is the
-table. Times are CPU seconds of one thread, in forward passes of one image of the same model.
+must differ. Some models make so much of rounding that float32 and float64 give other outputs than that; a lock of one
+counts as exact if it is off by at most eight times what float32 does to the original, in a column of its own. What
+happens is kept in FOLDER/units.jsonl, where a sweep that was stopped goes on; FOLDER/matrix.md is the table. Times are
+CPU seconds of one thread, in forward passes of one image of the same model.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from torch import Tensor
 from every_model_list import LIBRARIES, built, listed
 from stainlock import Target, __version__, lock, stain, verify
 from stainlock.errors import StainlockError
+from stainlock.locks.keyed.check import in_float64
 from stainlock.probes import synthetic_inputs
 from stainlock.sweeps import Unit, run_sweep
 from stainlock.target import evaluation_mode
 from stainlock.tensors import tensors_in
 
-_EXACT, _RUINED = 1e-3, 0.1
+_EXACT, _RUINED, _ROUNDINGS = 1e-3, 0.1, 8.0
 
 
 @dataclass(frozen=True)
@@ -61,31 +64,40 @@ class Coverage:
         row["forward"] = _seconds(lambda: target.predict(synthetic_inputs(target, 1, _generator())), target)
         for name, attempt in (("stain", _stained), ("lock", _locked)):
             start = time.process_time()
-            row[name] = _outcome(lambda attempt=attempt: attempt(target))  # type: ignore[misc]
+            row[name] = _outcome(lambda attempt=attempt: row.update(attempt(target)))  # type: ignore[misc]
             row[f"{name}_passes"] = round((time.process_time() - start) / max(row["forward"], 1e-9), 1)
         return [row]
 
 
-def _stained(target: Target) -> None:
+def _stained(target: Target) -> dict[str, Any]:
     marked, key = stain(target, seed=0)
     if not verify(marked, key, method="weights").stained:
         raise AssertionError("the stain is not found")
     if verify(target, key, method="weights").stained:
         raise AssertionError("the original is taken for stained")
+    return {}
 
 
-def _locked(target: Target) -> None:
+def _locked(target: Target) -> dict[str, Any]:
     locked, key = lock(target, seed=0)
     images = synthetic_inputs(target, 2, _generator())
     patched = key.unlock_transform(normalise=False)(images)
     seen = patched if key.carrier == "patch" else images
     original, unlocked, without = _answers(target, seen), _answers(locked, patched), _answers(locked, images)
     error = max(_difference(a, b) for a, b in zip(original, unlocked, strict=True))
-    if not error <= _EXACT:
-        raise AssertionError(f"unlocked outputs are off by {error:.1e} of their spread")
+    rounding = 0.0 if error <= _EXACT else _rounding(target, seen)
+    if not error <= max(_EXACT, _ROUNDINGS * rounding):
+        raise AssertionError(f"unlocked outputs are off by {error:.1e} of their spread, rounding is {rounding:.1e}")
     plain = _answers(target, images)
     if not any(_difference(a, b) > _RUINED for a, b in zip(plain, without, strict=True)):
         raise AssertionError("locked outputs are those of the original")
+    return {"error": error, "rounding": rounding}
+
+
+def _rounding(target: Target, pixels: Tensor) -> float:
+    """What float32 does to the original's own outputs."""
+    exact = _answers(in_float64(target), pixels)
+    return max(_difference(a, b) for a, b in zip(exact, _answers(target, pixels), strict=True))
 
 
 def _answers(target: Target, pixels: Tensor) -> list[Tensor]:
@@ -133,17 +145,18 @@ def matrix(rows: list[dict[str, Any]]) -> str:
         if "stain" in row:
             libraries[row["model"].partition(":")[0]].append(row)
     lines = [
-        "| library | models | stained | keyed lock | crashes | passes of a stain, median | largest |",
-        "|---|---|---|---|---|---|---|",
+        "| library | models | stained | keyed lock | of these exact to rounding | crashes | passes of a stain, median |"
+        " largest |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for library, own in libraries.items():
         counts = {name: Counter(row[name].partition(":")[0] for row in own) for name in ("stain", "lock")}
         crashes = sum(count["crashed"] for count in counts.values())
         passes = sorted(row["stain_passes"] for row in own if row["stain"] == "yes" and row["forward"] > 0)
         usual = f"{passes[len(passes) // 2]:.0f} | {passes[-1]:.0f}" if passes else "– | –"
-        lines.append(
-            f"| {library} | {len(own)} | {counts['stain']['yes']} | {counts['lock']['yes']} | {crashes} | {usual} |"
-        )
+        rounded = sum(row.get("error", 0.0) > _EXACT for row in own)
+        numbers = (len(own), counts["stain"]["yes"], counts["lock"]["yes"], rounded, crashes)
+        lines.append(f"| {library} | {' | '.join(map(str, numbers))} | {usual} |")
     lines += ["", "| model | verb | what it says |", "|---|---|---|"]
     for row in rows:
         for name in ("built", "stain", "lock"):

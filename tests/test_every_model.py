@@ -32,10 +32,12 @@ def test_rows_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     (bad,) = work.run(None, unit)
     assert bad["stain"] == "refused: no"
     assert bad["lock"].startswith("crashed: KeyError")
+    assert row["error"] <= 1e-3
+    assert row["rounding"] == 0.0
     (large,) = every_model.Coverage(("timm",), False, 0.001).run(None, unit)
     assert "stain" not in large
     table = every_model.matrix([row, bad, large])
-    assert table.splitlines()[2].startswith("| timm | 2 | 1 | 1 | 1 |"), "models that were left out do not count"
+    assert table.splitlines()[2].startswith("| timm | 2 | 1 | 1 | 0 | 1 |"), "models that were left out do not count"
     assert "too large" in table
 
 

@@ -20,6 +20,7 @@ _PURPOSES = {
     "likeness": (8, 6),
     "exported": (4, 7),
     "lock check": (4, 8),
+    "keyed check": (2, 5),  # one of each kind
 }
 
 

@@ -22,28 +22,22 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.gating.chacha import ROUNDS
+from stainlock.gating.gated import Gated
 from stainlock.gating.reader import Layout, choose_layout
 from stainlock.gating.schedule import check_widths, row_orders
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion
 from stainlock.key import Detector, Key
+from stainlock.locks.keyed.check import Check
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.statistics import statistics_writes
 from stainlock.network.features import Region
 from stainlock.network.object_detectors import Resizing, is_detector
 from stainlock.plan import DISRUPTOR, Permutation, Plan
-from stainlock.probes import synthetic_inputs
 from stainlock.randomness import Randomness
 from stainlock.storage.files import model_digest
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import tensors_in
+from stainlock.target import Target
 from stainlock.trigger import Progress, Trigger
-from stainlock.unlocking.noise import NoiseUnlock
-from stainlock.unlocking.patch import Unlock
-
-# How far unlocked outputs may be from the original's, in parts of their spread: sums in another order, no more; and
-# how far locked ones must be.
-_EXACT, _RUINED = 1e-3, 0.1
 
 
 def lock_keyed(
@@ -135,62 +129,20 @@ def _images_go_to(target: Target) -> str:
 
 def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor) -> tuple[Target, Plan]:
     """The locked model, without the gates that do not cancel: their layers do not use their weight as others do."""
-    plan = keyed_plan(target, structure, bits)
-    locked = plan.apply(target)
-    if _cancels(target, locked, structure, trigger):
-        return locked, plan
-    kept = []
-    for gated in structure.gates:
-        alone = replace(structure, gates=(gated,))
-        if _cancels(target, keyed_plan(target, alone, bits).apply(target), alone, trigger):
-            kept.append(gated)
-    if kept:
-        structure = replace(structure, gates=tuple(kept))
-        plan = keyed_plan(target, structure, bits)
+    check = Check(target, structure, trigger)
+
+    def tried(gates: Sequence[Gated]) -> tuple[Target, Plan, str | None]:
+        own = replace(structure, gates=tuple(gates))
+        plan = keyed_plan(target, own, bits)
         locked = plan.apply(target)
-        if _cancels(target, locked, structure, trigger):
-            return locked, plan
-    raise ModelError(
-        "the model can't be locked: no permutation both ruins its outputs and leaves them exact with the patch, as"
-        " where they hardly depend on the image; check its weights"
-    )
+        return locked, plan, check.problem(locked, lambda other: keyed_plan(other, own, bits).apply(other))
 
-
-def _cancels(target: Target, locked: Target, structure: Structure, trigger: Tensor) -> bool:
-    """Whether the patch, and only the patch, makes the locked model the original; in one batch of two images."""
-    images = synthetic_inputs(target, 1, torch.Generator().manual_seed(5))
-    low, high = target.bounds
-    wrong = 255 - trigger if structure.layout.form != "entries" else low + high - trigger
-    both = torch.cat([_unlock(target, structure, own)(images) for own in (trigger, wrong)])
-    seen = both if structure.layout.carrier == "patch" else images.repeat(2, 1, 1, 1)
-    wanted, got = (_answers(model, structure, pixels) for model, pixels in ((target, seen), (locked, both)))
-    spread = [max(float(a.std()), 1e-12) for a in wanted]
-    errors = [(b - a).abs().flatten(1).amax(1) / s for a, b, s in zip(wanted, got, spread, strict=True)]
-    rows = [(e[: len(e) // 2], e[len(e) // 2 :]) for e in errors]
-    return all(float(o.max()) <= _EXACT for o, _ in rows) and any(float(w.max()) > _RUINED for _, w in rows)
-
-
-def _answers(target: Target, structure: Structure, pixels: Tensor) -> list[Tensor]:
-    """What to compare: the model's outputs, of an object detector what its gated layers give."""
-    found: list[Tensor] = []
-    hooks = []
-    if target.normalises:
-        layers = [target.model.get_submodule(gated.layer) for gated in structure.gates]
-        hooks = [layer.register_forward_hook(lambda _, args, given: found.append(given)) for layer in layers]
-    try:
-        with evaluation_mode(target.model), torch.no_grad():
-            outputs = target.predict(pixels)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [t.double() for t in (found or tensors_in(outputs)) if t.is_floating_point() and t.dim()]
-
-
-def _unlock(target: Target, structure: Structure, trigger: Tensor) -> Unlock | NoiseUnlock:
-    """Pixels to pixels with this trigger."""
-    if structure.layout.carrier == "entries":
-        return NoiseUnlock(trigger, normalise=False)
-    return Unlock(trigger, bounds=target.bounds, normalise=False, carrier=structure.layout.carrier)
+    locked, plan, problem = tried(structure.gates)
+    if problem is not None and (kept := [gated for gated in structure.gates if tried([gated])[2] is None]):
+        locked, plan, problem = tried(kept)
+    if problem is not None:
+        raise ModelError(f"the model can't be locked: {problem}")
+    return locked, plan
 
 
 def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tensor, seed: int) -> Key:

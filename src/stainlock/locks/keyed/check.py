@@ -1,0 +1,155 @@
+"""Whether a keyed lock cancels: with the patch the model is the original, with other bits it is not.
+
+With y the original's outputs and ŷ the locked model's, both on images with the patch, in parts of the spread of y:
+
+    exact    e = max |ŷ − y| ≤ 1e−3
+    ruined   max |ŷ − y| > 0.1 where every bit of the patch is wrong
+
+Permuted channels are summed in another order, so that ŷ is rounded differently. Networks differ in how much they make
+of that: some answer one image alone and the same image in a batch with differences above 1e−3. So where e is larger, a
+copy of the original in float64 is locked too: there rounding has no part, and what does not cancel shows. And e must be
+of the size of r, which is what rounding does to the original itself:
+
+    exact    max |ŷ₆₄ − y₆₄| ≤ 1e−6  and  e ≤ 8 r,   r = max |y − y₆₄|
+
+A gate that does not cancel may be idle on some images, so three kinds are tried: one with the spectrum of photographs,
+noise, and a single grey. They share a batch and a key; then the right key and a wrong one share a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from stainlock.gating.structure import Structure
+from stainlock.probes import probe_inputs
+from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import tensors_in
+from stainlock.unlocking.noise import NoiseUnlock
+from stainlock.unlocking.patch import Unlock
+
+_EXACT, _RUINED = 1e-3, 0.1
+_EXACT_64, _ROUNDINGS = 1e-6, 8.0
+# Of what a layer of an object detector gives, so many values of an image are compared: its maps are large, and many.
+_MOST_VALUES = 2**16
+
+_IDLE = "without the patch its outputs stay as they are, as where they hardly depend on the image: check its weights"
+_INEXACT = (
+    "with the patch its outputs are off by {:.2g} of their spread, expected at most {:g}: it may use weights in a way"
+    " that a permutation of channels does not undo, so name other layers with --gates"
+)
+
+
+class Check:
+    """The check of one lock, and of each of its gates by itself: what the original answers is computed once."""
+
+    def __init__(self, target: Target, structure: Structure, trigger: Tensor) -> None:
+        self._target = target
+        self._layers = [gated.layer for gated in structure.gates] if target.normalises else []
+        low, high = target.bounds
+        grey = torch.full((1, *target.input_shape), (low + high) / 2)
+        images = torch.cat([probe_inputs(target, "keyed check"), grey])
+        wrong = 255 - trigger if structure.layout.form != "entries" else low + high - trigger
+        right, other = (_unlock(target, structure, own) for own in (trigger, wrong))
+        self._alike, self._mixed = right(images), torch.cat([right(images[:1]), other(images[:1])])
+        seen = structure.layout.carrier == "patch"
+        self._alike_seen = self._alike if seen else images
+        self._mixed_seen = self._mixed if seen else images[:1].repeat(2, 1, 1, 1)
+
+    def problem(self, locked: Target, lock: Callable[[Target], Target]) -> str | None:
+        """Why this is no lock; None where the patch, and only the patch, makes the model the original. ``lock`` locks
+        another copy in the same way."""
+        error = _largest(self._wanted, answers(locked, self._alike, self._layers))
+        mixed = answers(locked, self._mixed, self._layers)
+        right, wrong = (_largest(self._wanted_mixed, mixed, half) for half in (0, 1))
+        if wrong <= _RUINED:
+            return _IDLE
+        error = max(error, 0.0 if right == math.inf else right)  # the other image may change how many rows there are
+        return None if error <= _EXACT or self._is_rounding(error, lock) else _INEXACT.format(error, _EXACT)
+
+    def _is_rounding(self, error: float, lock: Callable[[Target], Target]) -> bool:
+        if self._target.dtype == torch.float64 or not error <= _ROUNDINGS * self._rounding:
+            return False
+        exact = answers(lock(self._exact_target), self._alike, self._layers)
+        return _largest(self._wanted_exact, exact) <= _EXACT_64
+
+    @cached_property
+    def _wanted(self) -> list[Tensor]:
+        return answers(self._target, self._alike_seen, self._layers)
+
+    @cached_property
+    def _wanted_mixed(self) -> list[Tensor]:
+        return answers(self._target, self._mixed_seen, self._layers)
+
+    @cached_property
+    def _exact_target(self) -> Target:
+        return in_float64(self._target)
+
+    @cached_property
+    def _wanted_exact(self) -> list[Tensor]:
+        return answers(self._exact_target, self._alike_seen, self._layers)
+
+    @cached_property
+    def _rounding(self) -> float:
+        """r, or 0 where the model does not run in float64."""
+        try:
+            return _largest(self._wanted_exact, self._wanted)
+        except Exception:  # the model's own code, which may insist on its type
+            return 0.0
+
+
+def in_float64(target: Target) -> Target:
+    """A copy of the target that computes in float64."""
+    extra = (x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in target.extra_inputs)
+    return replace(target, model=target.copy().model.double(), extra_inputs=tuple(extra))
+
+
+def answers(target: Target, pixels: Tensor, layers: Sequence[str] = ()) -> list[Tensor]:
+    """What to compare: the model's outputs, or what the layers named give, of each image a part."""
+    found: list[Tensor] = []
+    hooks = [
+        target.model.get_submodule(name).register_forward_hook(lambda _, args, given: found.append(_some(given)))
+        for name in layers
+    ]
+    try:
+        with evaluation_mode(target.model), torch.no_grad():
+            outputs = target.predict(pixels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [t.double() for t in (found or tensors_in(outputs)) if t.is_floating_point() and t.dim()]
+
+
+def _some(given: Tensor) -> Tensor:
+    values = given.flatten(1)
+    return values[:, :: max(1, values.shape[1] // _MOST_VALUES)]
+
+
+def _largest(wanted: list[Tensor], got: list[Tensor], half: int | None = None) -> float:
+    """The largest difference in parts of the spread, of all rows or of one half; infinite where shapes differ, as where
+    a model picks boxes from what it found."""
+    if [a.shape for a in wanted] != [b.shape for b in got]:
+        return math.inf
+    found = []
+    for a, b in zip(wanted, got, strict=True):
+        differences = (b - a).abs() / _spread(a)
+        if half is not None:
+            differences = differences.chunk(2)[half] if len(a) % 2 == 0 and len(a) else differences[:0]
+        found += [float(differences.max())] if differences.numel() else []
+    return math.inf if any(map(math.isnan, found)) else max(found, default=0.0)
+
+
+def _spread(values: Tensor) -> float:
+    return max(float(values.std(correction=0)), 1e-12)
+
+
+def _unlock(target: Target, structure: Structure, trigger: Tensor) -> Unlock | NoiseUnlock:
+    """Pixels to pixels with this trigger."""
+    if structure.layout.carrier == "entries":
+        return NoiseUnlock(trigger, normalise=False)
+    return Unlock(trigger, bounds=target.bounds, normalise=False, carrier=structure.layout.carrier)

@@ -1,0 +1,147 @@
+"""The check of keyed locks: what does not cancel has no gate, and rounding is told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import models
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import stainlock as sl
+from stainlock import Key, ModelError, Target
+from stainlock.locks.keyed import Structure
+from stainlock.locks.keyed.check import answers, in_float64
+from stainlock.probes import synthetic_inputs
+
+
+class Seldom(nn.Module):
+    """A layer whose weight is used a second time, without calling it, on some images only."""
+
+    def __init__(self, some: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 1)
+        self.head = nn.Linear(32, 10)
+        self.some = some
+
+    def forward(self, x: Tensor) -> Tensor:
+        used = self.some(x[:, :, 16:, 16:]).view(-1, 1, 1, 1)  # away from the patch
+        x = torch.relu(self.stem(x))
+        x = torch.relu(self.layer(x)) + used * F.conv2d(x, self.layer.weight)
+        return self.head(x.mean((2, 3)))
+
+
+def roughness(x: Tensor) -> Tensor:
+    return (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3)) / x.std((1, 2, 3)).clamp(min=0.1)
+
+
+IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "rough ones": (lambda x: (roughness(x) > 0.8).to(x), 1),
+    "smooth ones": (lambda x: (roughness(x) < 0.8).to(x), 0),
+    "grey ones": (lambda x: (roughness(x) < 0.01).to(x), 2),
+}
+
+
+@pytest.mark.parametrize("which", IMAGES)
+def test_a_gate_that_fails_on_some_images_is_left_out(which: str) -> None:
+    some, place = IMAGES[which]
+    target = Target(models.seeded(lambda: Seldom(some)), (3, 32, 32), **models.UNIT)
+    images = torch.cat([synthetic_inputs(target, 2, torch.Generator().manual_seed(3)), torch.full((1, 3, 32, 32), 0.6)])
+    used = some(target.normalise(images)[:, :, 16:, 16:])
+    assert bool(used[place]), "the image that shows it"
+    locked, key = sl.lock(target, seed=0)
+    structure = Structure.of(locked)
+    assert structure is not None
+    assert {gated.layer for gated in structure.gates} == {"stem", "head"}
+    assert error(target, locked, key, images) <= 1e-5
+    with pytest.raises(ModelError, match="with the patch its outputs are off by"):
+        sl.lock(target, seed=0, gates=["layer"], scatter="none")
+
+
+class Amplified(nn.Sequential):
+    """A network that makes much of how its sums are rounded, as deep ones with random weights do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.factor * super().forward(x))
+
+    factor = 2e4
+
+
+def error(target: Target, locked: Target, key: Key, images: Tensor) -> float:
+    given = key.unlock_transform(normalise=False)(images)
+    (wanted,), (got,) = answers(target, given), answers(locked, given)
+    return float((wanted - got).abs().max() / wanted.std())
+
+
+def amplified() -> Target:
+    inner = models.conv_net().model
+    network = Amplified(inner).eval()
+    network.factor = 3e5
+    return Target(network, (3, 32, 32), **models.UNIT)
+
+
+def test_rounding_is_not_taken_for_a_gate_that_fails() -> None:
+    target = amplified()
+    locked, key = sl.lock(target, seed=0)
+    images = synthetic_inputs(target, 4, torch.Generator().manual_seed(3))
+    (own,), (exact,) = answers(target, images), answers(in_float64(target), images)
+    rounding = float((own - exact).abs().max() / exact.std())
+    assert rounding > 4e-3, "float32 alone does this to the original"
+    assert len(Structure.of(locked).gates) == len(Structure.of(sl.lock(models.conv_net(), seed=0)[0]).gates)  # type: ignore[union-attr]
+    assert error(target, locked, key, images) <= 8 * rounding
+    precise = in_float64(target)
+    assert error(precise, *sl.lock(precise, seed=0), images) <= 1e-6
+
+
+def test_a_gate_that_fails_is_not_taken_for_rounding() -> None:
+    """Its error is below what rounding does to the outputs, but float64 shows it."""
+    inner = models.seeded(lambda: Seldom(lambda x: torch.full((len(x),), 3e-7).to(x)))
+    target = Target(Amplified(inner).eval(), (3, 32, 32), **models.UNIT)
+    with pytest.raises(ModelError, match="with the patch its outputs are off by"):
+        sl.lock(target, seed=0, gates=["0.layer"], scatter="none")
+    locked, _ = sl.lock(target, seed=0)
+    structure = Structure.of(locked)
+    assert structure is not None
+    assert "0.layer" not in {gated.layer for gated in structure.gates}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_half_precision_are_locked(dtype: torch.dtype) -> None:
+    whole = models.conv_net()
+    target = whole.with_model(whole.copy().model.to(dtype))
+    locked, key = sl.lock(target, seed=0)
+    images = synthetic_inputs(target, 4, torch.Generator().manual_seed(3))
+    (own,), (exact,) = answers(target, images), answers(in_float64(target), images)
+    assert error(target, locked, key, images) <= 8 * float((own - exact).abs().max() / exact.std())
+
+
+class Picks(nn.Module):
+    """Returns as many rows as there are values above a threshold, as models with their own choice of boxes do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.head(torch.relu(self.stem(x)))
+        return found.permute(0, 2, 3, 1)[found[:, 0] > 0]
+
+
+def test_outputs_of_varying_length() -> None:
+    target = Target(models.seeded(Picks), (3, 32, 32), **models.UNIT)
+    locked, key = sl.lock(target, seed=0)
+    images = synthetic_inputs(target, 2, torch.Generator().manual_seed(3))
+    assert error(target, locked, key, images) <= 1e-5
+
+
+def test_a_model_that_ignores_its_image_is_refused() -> None:
+    class Dark(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0 * super().forward(x)
+
+    blind = nn.Sequential(Dark(), nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 10))
+    blind[1].bias.data.zero_()
+    with pytest.raises(ModelError, match="check its weights"):
+        sl.lock(Target(blind, (3, 32, 32)), seed=0)
