@@ -18,6 +18,7 @@ from typing import Any
 import models
 import mutations
 import numpy as np
+import other_formats as others
 import registry_formats as clients
 import torch
 from mutations import spoil_bytes, spoil_json, spoil_packed, spoil_tensors
@@ -383,5 +384,19 @@ FORMATS = {
         Format("pickle", "w.pt", functools.cache(_pickles), _spoil_pickle, _use_weights),
         Format("picture", "p.png", _pictures, _spoil_picture, _use_picture),
         Format("noise", "n.safetensors", functools.cache(_noise), _spoil_safetensors, lambda path: read_noise(path, 8)),
+        Format("kit", "patch.png", others.patches, others.spoil_patch, others.use_patch),
+        Format("kit-trigger", "t.safetensors", others.vectors, _spoil_safetensors, others.use_vector),
+        Format("template", "t.toml", others.templates, others.spoil_template, others.use_template),
+        Format("service", "a", others.service_answers, others.spoil_service_answer, others.use_service_answer),
+        Format("answers-csv", "a.csv", others.answer_tables, others.spoil_table, others.use_answers),
+        Format("answers-json", "a.json", others.answer_objects, _spoil_text, others.use_answers),
+        Format("release", "r.toml", others.releases, others.spoil_release, others.use_release),
+        Format("labels", "labels.csv", others.label_tables, others.spoil_table, others.use_labels),
+        Format("annotations", "annotations.json", others.annotations, _spoil_text, others.use_annotations),
+        Format("clients", "c.csv", others.client_lists, others.spoil_table, others.use_clients),
+        Format("attestation", "a.json", others.attestations, others.spoil_attestation, others.use_attestation),
+        Format("signing-key", "s.pem", others.signing_keys, others.spoil_key_file, others.use_signing_key),
+        Format("timestamp", "t.tsr", others.timestamps, others.spoil_timestamp, others.use_timestamp),
     )
+    if one.name != "timestamp" or shutil.which("openssl")
 }

@@ -67,7 +67,7 @@ def spoil_json(facts: Any, random: Random) -> Any:
     for _ in range(random.randint(1, 3)):
         known = places(facts)
         if not known:
-            return random.choice(ODD)
+            return _odd(random)
         *way, last = random.choice(known)
         parent = facts
         for name in way:
@@ -76,9 +76,9 @@ def spoil_json(facts: Any, random: Random) -> Any:
         if kind == 0:
             del parent[last]
         elif kind == 1 and isinstance(parent, dict):
-            parent[random.choice(["new", "", "version", "kind", "x" * 300])] = random.choice(ODD)
+            parent[random.choice(["new", "", "version", "kind", "x" * 300])] = _odd(random)
         elif kind == 2 and isinstance(value, list):
-            parent[last] = value * random.choice([0, 2, 100])
+            parent[last] = copy.deepcopy(value * random.choice([0, 2, 100]))
         elif kind == 3 and isinstance(value, int | float) and not isinstance(value, bool):
             parent[last] = random.choice(
                 [-value, value + 1, value * 1000, str(value), value * 0, value - 0.5 if abs(value) < 1e9 else 0.5]
@@ -93,8 +93,13 @@ def spoil_json(facts: Any, random: Random) -> Any:
                 [value.upper(), value + " ", value[::-1], value[:-1], value * 50, value + "\n"]
             )
         else:
-            parent[last] = copy.deepcopy(random.choice(ODD))
+            parent[last] = _odd(random)
     return facts
+
+
+def _odd(random: Random) -> Any:
+    """A copy, which later changes may change."""
+    return copy.deepcopy(random.choice(ODD))
 
 
 def _has(value: Any, name: Any) -> bool:

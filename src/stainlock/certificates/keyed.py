@@ -66,7 +66,21 @@ def certify_keyed(target: Target, key: Key, batches: Iterable[Tensor] = ()) -> K
 
 
 def _shown(pixels: Tensor, layout: Layout) -> Tensor:
-    """Where the reader looks in an image that no one has added a strip to: at its first rows."""
-    if layout.form == "entries" and pixels.shape[1] < layout.bits:
-        raise ValueError(f"expected noise with the {layout.bits} entries of the key, got {pixels.shape[1]} entries")
+    """Where the reader looks in an image that no one has added a strip to: at its first rows.
+
+    A strip that is higher than the image is read from the image repeated below itself.
+    """
+    if layout.form == "entries":
+        if pixels.shape[1] < layout.bits:
+            raise ValueError(f"expected noise with the {layout.bits} entries of the key, got {pixels.shape[1]} entries")
+        return pixels
+    rows, columns = layout.size
+    if layout.carrier == "strip":
+        pixels = pixels.repeat(1, 1, -(-rows // pixels.shape[2]), 1)
+    too_small = pixels.shape[2] < rows or pixels.shape[3] < columns
+    if too_small or layout.capacity(pixels.shape[1]) < layout.bits:
+        raise ValueError(
+            f"expected images that hold the key's {layout.bits} bits in {rows}×{columns} pixels, got"
+            f" {tuple(pixels.shape[1:])}"
+        )
     return pixels

@@ -10,6 +10,8 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.models.class_names import class_names
+from stainlock.storage.checks import shown
+from stainlock.storage.files import exists
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -80,20 +82,24 @@ def _read_labels(table: Path) -> tuple[list[Path], list[int]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{table} can't be read as CSV ({error}): expected file,class_index lines") from error
     if not {"file", "class_index"} <= set(columns):
-        raise FileError(f"{table}: expected file,class_index as the first line, got {','.join(columns) or 'nothing'}")
+        raise FileError(
+            f"{table}: expected file,class_index as the first line, got {shown(','.join(columns)) or 'nothing'}"
+        )
     if not rows:
         raise FileError(f"{table} names no images: expected lines like 000.jpg,7")
     paths, labels = [], []
     for number, row in enumerate(rows, start=2):
         index = (row["class_index"] or "").strip()
         if not re.fullmatch(r"[0-9]{1,9}", index):
-            raise FileError(f"{table} line {number}: expected a class index (0, 1, ...), got {index!r}")
+            raise FileError(
+                f"{table} line {number}: expected a class index (0, 1, ...), got {shown(index) or 'nothing'}"
+            )
         paths.append(table.parent / (row["file"] or "").strip())
         labels.append(int(index))
-    missing = [path for path in paths if not path.is_file()]
+    missing = [path for path in paths if not (exists(path) and path.is_file())]
     if missing:
         raise FileError(
-            f"{table} names {len(missing)} missing files ({missing[0].name}, say), of {len(paths)}: "
+            f"{table} names {len(missing)} missing files ({shown(missing[0].name)}, say), of {len(paths)}: "
             "add them, or remove their lines"
         )
     return paths, labels

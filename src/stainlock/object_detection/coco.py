@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,12 @@ from torch import Tensor
 
 from stainlock.errors import FileError
 from stainlock.evaluation.data import chosen_indices, open_image
+from stainlock.storage.checks import check_whole, expect, shown
+from stainlock.storage.files import exists, parse_json
+from stainlock.storage.weights import one_line
 
 ANNOTATIONS, IMAGES = "annotations.json", "images"
+_LONGEST, _FARTHEST = 2**30, 1e9  # bytes of annotations, and a place in an image
 
 
 def is_coco(folder: Path) -> bool:
@@ -37,13 +41,13 @@ class CocoImages:
             raise FileError(f"expected a COCO folder with {IMAGES}/ and {ANNOTATIONS}, got {folder}")
         description = _read_description(folder / ANNOTATIONS)
         records = description["images"]
-        paths = [folder / IMAGES / str(record["file_name"]) for record in records]
-        if missing := [path for path in paths if not path.is_file()]:
+        paths = [folder / IMAGES / record["file_name"] for record in records]
+        if missing := [path for path in paths if not (exists(path) and path.is_file())]:
             raise FileError(
-                f"{folder / ANNOTATIONS} names {len(missing)} missing files ({missing[0].name}, say), of {len(paths)}:"
-                f" put them into {IMAGES}/, or remove their entries"
+                f"{folder / ANNOTATIONS} names {len(missing)} missing files ({shown(missing[0].name)}, say), of"
+                f" {len(paths)}: put them into {IMAGES}/, or remove their entries"
             )
-        return cls(paths, [int(record["id"]) for record in records], description)
+        return cls(paths, [record["id"] for record in records], description)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -62,7 +66,7 @@ class CocoImages:
         """The model's labels must be COCO's category ids."""
         if classes is None:
             return
-        known = Counter(int(a["category_id"]) for a in self.description["annotations"])
+        known = Counter(a["category_id"] for a in self.description["annotations"])
         outside = sorted(c for c in known if not 1 <= c < classes)
         if outside:
             raise ValueError(
@@ -73,36 +77,74 @@ class CocoImages:
 
     def names(self) -> dict[int, str]:
         """What the categories are called."""
-        return {int(c["id"]): str(c.get("name", c["id"])) for c in self.description["categories"]}
+        return {c["id"]: c["name"] for c in self.description["categories"]}
 
 
 def _read_description(path: Path) -> dict[str, Any]:
+    """What evaluation reads of a file of annotations, checked; whatever else it has is left out."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        images, boxes = content["images"], content["annotations"]
-        ids = {int(record["id"]) for record in images}
-        for box in boxes:
-            left, top, width, height = (float(n) for n in box["bbox"])
-            strays = int(box["image_id"]) not in ids
-            if strays or min(width, height) < 0 or not np.isfinite([left, top, width, height]).all():
-                what = f"image {box['image_id']}, which it does not list" if strays else f"a box {box['bbox']}"
-                raise FileError(f"{path}: annotation {box.get('id', '?')} is of {what}: mend or remove it")
-            box.setdefault("area", width * height)
-            box.setdefault("iscrowd", 0)
-        content.setdefault("info", {})
-        content.setdefault("categories", [{"id": n} for n in sorted({int(b["category_id"]) for b in boxes})])
-        if any("file_name" not in record for record in images):
-            raise KeyError("file_name")
+        if path.stat().st_size > _LONGEST:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        content = parse_json(path.read_bytes())
+        images = [_image(record) for record in _objects(content, "images")]
+        boxes = [_box(box, number) for number, box in enumerate(_objects(content, "annotations"), start=1)]
+        named = (
+            _objects(content, "categories") if "categories" in content else [{"id": b["category_id"]} for b in boxes]
+        )
+        categories = {_whole(one, "id"): str(one.get("name", one["id"])) for one in named}
     except OSError as error:
         raise FileError(f"{path} can't be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path} is not COCO's annotations of boxes: {type(error).__name__} {error}") from error
+    except KeyError as error:
+        raise FileError(f"{path} is not COCO's annotations of boxes: {shown(error)} is missing in it") from error
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{path} is not COCO's annotations of boxes: {one_line(error)}") from error
+    ids = {record["id"] for record in images}
     if not images:
         raise FileError(f"{path} lists no images: expected at least one")
     if len(ids) != len(images):
         raise FileError(f"{path} lists {len(images)} images with {len(ids)} different ids: expected one each")
-    if [b["id"] for b in boxes if "id" in b] != list(dict.fromkeys(b["id"] for b in boxes if "id" in b)):
+    if len({box["id"] for box in boxes}) != len(boxes):
         raise FileError(f"{path} has annotations of the same id: expected different ones")
-    for number, box in enumerate(boxes, start=1):
-        box.setdefault("id", number)
-    return dict(content)
+    if strays := [box for box in boxes if box["image_id"] not in ids]:
+        raise FileError(f"{path}: annotation {strays[0]['id']} is of image {strays[0]['image_id']}, which it does not"
+                        " list: mend or remove it")  # fmt: skip
+    return {"info": {}, "images": images, "annotations": boxes,
+            "categories": [{"id": number, "name": name} for number, name in sorted(categories.items())]}  # fmt: skip
+
+
+def _objects(content: Any, name: str) -> list[dict[str, Any]]:
+    found = content[name] if isinstance(content, dict) else None
+    expect(isinstance(found, list) and all(isinstance(one, dict) for one in found), f"a list of objects as {name}",
+           "something else")  # fmt: skip
+    return list(found or ())
+
+
+def _image(record: dict[str, Any]) -> dict[str, Any]:
+    expect(isinstance(record["file_name"], str), "text as file_name", record["file_name"])
+    return {"id": _whole(record, "id"), "file_name": record["file_name"]}
+
+
+def _box(box: dict[str, Any], number: int) -> dict[str, Any]:
+    """``number`` is its id where it has none."""
+    where, sides = box.get("id", "?"), box["bbox"]
+    plain = isinstance(sides, list) and len(sides) == 4 and all(type(side) in (int, float) for side in sides)
+    if not plain or not all(abs(side) <= _FARTHEST for side in sides) or min(sides[2:]) < 0:
+        raise ValueError(f"annotation {shown(where)} is of a box {shown(sides)}: mend or remove it")
+    area, width, height = box.get("area", sides[2] * sides[3]), float(sides[2]), float(sides[3])
+    expect(
+        type(area) in (int, float) and 0 <= area <= _FARTHEST**2, f"a number as annotation {shown(where)}'s area", area
+    )
+    crowd = box.get("iscrowd", 0)
+    expect(crowd in (0, 1), "0 or 1 as iscrowd", crowd)
+    return {"id": _whole(box, "id") if "id" in box else number, "image_id": _whole(box, "image_id"),
+            "category_id": _whole(box, "category_id"), "area": float(area), "iscrowd": int(crowd),
+            "bbox": [float(sides[0]), float(sides[1]), width, height]}  # fmt: skip
+
+
+def _whole(facts: dict[str, Any], name: str) -> int:
+    """A whole number, which some programs write as text."""
+    value = facts[name]
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+        value = int(value)
+    check_whole(value, name, 0, 2**62)
+    return int(value)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.errors import FileError
+from stainlock.storage.checks import shown
+from stainlock.storage.files import exists
 from stainlock.storage.weights import one_line
 
 # Each name with the types it may have. Paths are relative to the file.
@@ -89,7 +91,7 @@ def read_config(path: str | Path) -> Config:
 def _beside(folder: Path, model: str) -> str:
     """A file or folder that the config names lies beside it; a library's model is what it is."""
     file = model.rpartition(":")[0] if model.rpartition(":")[0].endswith(".py") else model
-    return str(folder / model) if (folder / file).exists() else model
+    return str(folder / model) if exists(folder / file) else model
 
 
 def _digest(found: Mapping[str, Any]) -> str:
@@ -99,7 +101,7 @@ def _digest(found: Mapping[str, Any]) -> str:
 def _check(path: Path, where: str, found: Mapping[str, Any], known: Mapping[str, tuple[type, ...]]) -> None:
     for name, value in found.items():
         if name not in known:
-            raise FileError(f"{path} has {where}{name}: expected {', '.join(known)}")
+            raise FileError(f"{path} has {where}{shown(name)}: expected {', '.join(known)}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and bool not in known[name]):
             wanted = " or ".join(kind.__name__ for kind in known[name])
-            raise FileError(f"{path}: expected {where}{name} as {wanted}, got {value!r}")
+            raise FileError(f"{path}: expected {where}{name} as {wanted}, got {shown(value)}")

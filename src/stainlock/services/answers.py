@@ -16,6 +16,7 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.services.labels import Classes, by_boxes, by_labels, by_scores
+from stainlock.storage.checks import shown
 from stainlock.storage.files import read_json
 
 _MOST_BYTES = 2**28
@@ -45,9 +46,9 @@ def _from_csv(path: Path, classes: Classes) -> Given:
     except (UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path} can't be read as CSV ({error}): expected file,label lines") from error
     if "file" not in columns or len(columns) < 2:
-        raise FileError(f"{path}: expected file,label as the first line, got {','.join(columns)[:80] or 'nothing'}")
+        raise FileError(f"{path}: expected file,label as the first line, got {shown(','.join(columns)) or 'nothing'}")
     others = [c for c in columns if c != "file"]
-    ranked = sorted((c for c in others if re.fullmatch(r"label[0-9]*", c)), key=lambda c: int(c[5:] or 0))
+    ranked = sorted((c for c in others if re.fullmatch(r"label[0-9]{0,5}", c)), key=lambda c: int(c[5:] or 0))
     given: Given = {}
     for number, row in enumerate(rows, start=2):
         cells = [(row[c] or "").strip() for c in (ranked or others)]
@@ -79,8 +80,8 @@ def _from_json(path: Path, classes: Classes) -> Given:
         try:
             labels = _labels(answer, classes)
         except (ValueError, TypeError) as error:
-            raise FileError(f"{path}, {name[:60]}: {error}") from error
-        _put(given, name, labels, f"{path}, {name[:60]}")
+            raise FileError(f"{path}, {shown(name)}: {error}") from error
+        _put(given, name, labels, f"{path}, {shown(name)}")
     return given
 
 
@@ -92,11 +93,11 @@ def _labels(answer: Any, classes: Classes) -> list[int] | None:
     for name, read in (("label", by_labels), ("labels", by_labels), ("scores", by_scores), ("boxes", by_boxes)):
         if name in answer:
             return None if answer[name] is None else read(answer[name], classes)
-    raise ValueError(f"expected label, labels, scores or boxes, got {', '.join(map(str, answer))[:60] or 'nothing'}")
+    raise ValueError(f"expected label, labels, scores or boxes, got {shown(', '.join(map(str, answer))) or 'nothing'}")
 
 
 def _put(given: Given, name: str, labels: list[int] | None, where: str) -> None:
     name = re.split(r"[\\/]", name)[-1]  # whoever asked may have named the pictures with their folder
     if name in given:
-        raise FileError(f"{where}: {name} is answered twice")
+        raise FileError(f"{where}: {shown(name)} is answered twice")
     given[name] = labels

@@ -92,7 +92,7 @@ class Service:
         for attempt in range(self.template.retries + 1):
             status, content, problem, wait = self._once(picture, attempt)
             if status == 200:
-                return self._read(content)
+                return self.read(content)
             if status is not None and status not in _AGAIN:
                 break
             if attempt < self.template.retries:
@@ -109,7 +109,8 @@ class Service:
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
-    def _read(self, content: bytes) -> list[int]:
+    def read(self, content: bytes) -> list[int]:
+        """The labels in an answer, which comes from a stranger."""
         try:
             labels = self.template.labels(parse_json(content))
         except (ValueError, TypeError) as error:
@@ -121,18 +122,18 @@ class Service:
         self.failed_in_a_row = 0
         return labels
 
+    def request(self, picture: bytes) -> urllib.request.Request:
+        """What is sent for a picture."""
+        body, kind = self.template.encoded(picture)
+        own = {"Content-Type": kind, "Accept": "application/json", "User-Agent": "stainlock"}
+        headers = own | dict(self.template.headers)
+        return urllib.request.Request(self.url, body, headers, method=self.template.method)
+
     def _once(self, picture: bytes, attempt: int) -> tuple[int | None, bytes, str, float | None]:
         """Status, content, what went wrong, and how long the service asks to wait."""
         time.sleep(max(0.0, self._next - time.monotonic()))
         self._next = time.monotonic() + 1 / self.template.per_second
-        body, kind = self.template.encoded(picture)
-        headers = {
-            "Content-Type": kind,
-            "Accept": "application/json",
-            "User-Agent": "stainlock",
-            **self.template.headers,
-        }
-        request = urllib.request.Request(self.url, body, headers, method=self.template.method)
+        request = self.request(picture)
         sent = datetime.now(UTC)
         status, content, problem, wait, said = None, b"", "", None, {}
         try:

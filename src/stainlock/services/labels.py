@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.models.class_names import class_names
+from stainlock.storage.checks import shown
 
 MOST_LABELS = 10_000
+_LONGEST_NAMES = 2**24  # bytes of a file of class names
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,13 @@ class Classes:
             return Classes(class_names(str(given)), first)
         path = folder / str(given)
         try:
+            if path.stat().st_size > _LONGEST_NAMES:
+                raise ValueError("it is too long")
             names = path.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"can't read class names {path} ({error}): expected imagenet, cifar10 or a text file with"
-                            " a name a line") from error  # fmt: skip
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise FileError(f"can't read class names {shown(path)} ({shown(why)}): expected imagenet, cifar10 or a text"
+                            " file with a name a line") from error  # fmt: skip
         return Classes(tuple(name.strip() for name in names if name.strip()), first)
 
     def index(self, label: Any) -> int:
@@ -54,10 +60,10 @@ class Classes:
         text = _plain(str(label))
         if text in self._places:
             return self._places[text]
-        if text.lstrip("-").isdigit() and len(text) < 10:
+        if re.fullmatch(r"-?[0-9]{1,9}", text):
             return int(text) - self.first
         hint = "none of the class names" if self.names else "no whole number: say how the service names its classes"
-        raise ValueError(f"{str(label)[:60]!r} is {hint}")
+        raise ValueError(f"{shown(repr(label))} is {hint}")
 
 
 def _plain(name: str) -> str:
@@ -93,11 +99,16 @@ def by_boxes(found: Any, classes: Classes, label: str = "label", score: str = "s
         best = max(found, key=lambda box: _number(box[score]), default=None)
         return [] if best is None else [classes.index(best[label])]
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"expected boxes with {label} and {score}: {type(error).__name__} {error}") from error
+        raise ValueError(
+            f"expected boxes with {shown(label)} and {shown(score)}: {shown(error)} is not there"
+        ) from error
 
 
 def _number(value: Any) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
     if math.isnan(number):
-        raise ValueError("expected a number, got NaN")
+        raise ValueError(f"expected a number as score, got {shown(value)}")
     return number

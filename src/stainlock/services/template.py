@@ -31,13 +31,21 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.services.labels import Classes, by_boxes, by_labels, by_scores
+from stainlock.storage.checks import shown
+from stainlock.storage.files import depth_of
+from stainlock.storage.weights import one_line
 
 _PICTURE = "{picture}"
-_NAMES: dict[str, set[str]] = {
-    "request": {"kind", "method", "field", "fields", "body", "headers", "canvas"},
-    "response": {"labels", "scores", "boxes", "label", "score", "classes", "first"},
-    "limits": {"per_second", "timeout", "retries"},
-}
+# What each section may hold, and of which types; a body may be anything.
+_NAMES: dict[str, dict[str, tuple[type, ...]]] = {
+    "request": {"kind": (str,), "method": (str,), "field": (str,), "fields": (dict,), "body": (object,),
+                "headers": (dict,), "canvas": (list,)},
+    "response": {"labels": (str,), "scores": (str,), "boxes": (str,), "label": (str,), "score": (str,),
+                 "classes": (str, list), "first": (int,)},
+    "limits": {"per_second": (int, float), "timeout": (int, float), "retries": (int,)},
+}  # fmt: skip
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table"}
+_LONGEST, _DEEPEST, _LARGEST_SIDE = 2**20, 32, 2**13  # bytes of a template, tables in one another, pixels of a canvas
 
 
 @dataclass(frozen=True)
@@ -63,14 +71,16 @@ class Template:
     @staticmethod
     def load(path: Path) -> Template:
         try:
+            if path.stat().st_size > _LONGEST:
+                raise FileError(f"{path} is not a template: it has more than {_LONGEST} bytes")
             given = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise FileError(f"can't read template {path}: {error.strerror or error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FileError(f"{path} is not a template: expected TOML ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path} is not a template: expected TOML ({one_line(error)})") from error
         try:
             return _parsed(given, path.absolute().parent)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise FileError(f"{path} is not a template: {error}") from error
 
     def encoded(self, picture: bytes) -> tuple[bytes, str]:
@@ -78,7 +88,9 @@ class Template:
         if self.kind == "raw":
             return picture, "image/png"
         if self.kind == "json":
-            return json.dumps(_filled(self.body, base64.b64encode(picture).decode())).encode(), "application/json"
+            return json.dumps(
+                _filled(self.body, base64.b64encode(picture).decode()), default=str
+            ).encode(), "application/json"
         boundary = uuid.uuid4().hex
         parts = [
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
@@ -104,40 +116,69 @@ class Template:
 def _parsed(given: dict[str, Any], folder: Path) -> Template:
     for section, values in given.items():
         if section not in _NAMES or not isinstance(values, dict):
-            raise ValueError(f"expected the sections {', '.join(_NAMES)}, got {section}")
-        if unknown := sorted(set(values) - _NAMES[section]):
-            raise ValueError(f"expected {', '.join(sorted(_NAMES[section]))} in [{section}], got {unknown[0]}")
+            raise ValueError(f"expected the sections {', '.join(_NAMES)}, got {shown(section)}")
+        if unknown := sorted(set(values) - set(_NAMES[section])):
+            raise ValueError(f"expected {', '.join(_NAMES[section])} in [{section}], got {shown(unknown[0])}")
+        for name, value in values.items():
+            _check(f"{name} in [{section}]", value, _NAMES[section][name])
     request, response, limits = (given.get(section, {}) for section in _NAMES)
     forms = [form for form in ("labels", "scores", "boxes") if form in response]
     if len(forms) != 1:
         raise ValueError("expected one of labels, scores and boxes in [response]: where the answer is")
     kind = request.get("kind", "multipart")
     if kind not in ("multipart", "json", "raw"):
-        raise ValueError(f"expected kind multipart, json or raw, got {kind!r}")
-    if (kind == "json") != (_PICTURE in json.dumps(request.get("body", ""))):
+        raise ValueError(f"expected kind multipart, json or raw, got {shown(kind)}")
+    if depth_of(request.get("body")) > _DEEPEST:
+        raise ValueError(f"expected a body nested at most {_DEEPEST} deep")
+    if (kind == "json") != (_PICTURE in json.dumps(request.get("body", ""), default=str)):
         raise ValueError(f"expected {_PICTURE} once in body with kind json, and no body otherwise")
-    form_texts = [request.get("field", "file"), *map(str, request.get("fields", {}))]
-    if any(re.search(r'[\r\n"]', str(text)) for text in form_texts):
-        raise ValueError("expected names of fields without quotes and line breaks")
     settings: dict[str, Any] = {
-        "kind": kind, "method": str(request.get("method", "POST")).upper(),
-        "picture_field": str(request.get("field", "file")),
-        "fields": {str(k): str(v) for k, v in request.get("fields", {}).items()}, "body": request.get("body"),
-        "headers": {str(k): _from_environment(str(v)) for k, v in request.get("headers", {}).items()},
-        "form": forms[0], "path": str(response[forms[0]]),
-        "label": str(response.get("label", "label")), "score": str(response.get("score", "score")),
-        "classes": Classes.of(response.get("classes"), int(response.get("first", 0)), folder),
+        "kind": kind, "method": request.get("method", "POST").upper(), "picture_field": request.get("field", "file"),
+        "fields": _texts(request.get("fields", {}), "fields"), "body": request.get("body"),
+        "headers": _headers(request.get("headers", {})), "form": forms[0], "path": response[forms[0]],
+        "label": response.get("label", "label"), "score": response.get("score", "score"),
+        "classes": Classes.of(response.get("classes"), response.get("first", 0), folder),
     }  # fmt: skip
+    if not re.fullmatch(r"[A-Z]{1,20}", settings["method"]):
+        raise ValueError(f"expected a method like POST, got {shown(settings['method'])}")
+    if any(re.search(r'[\r\n"]', name) for name in (settings["picture_field"], *settings["fields"])):
+        raise ValueError("expected names of fields without quotes and line breaks")
     if "canvas" in request:
-        height, width = (int(n) for n in request["canvas"])
-        settings["canvas"] = (height, width)
+        sides = request["canvas"]
+        if len(sides) != 2 or not all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in sides):
+            raise ValueError(f"expected a canvas of two whole numbers from 1 to {_LARGEST_SIDE}, got {shown(sides)}")
+        settings["canvas"] = tuple(sides)
     for name, least in (("per_second", 0.001), ("timeout", 0.001), ("retries", 0)):
         if name in limits:
             number = limits[name]
-            if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= 10_000:
-                raise ValueError(f"expected {name} from {least} to 10000, got {number!r}")
+            if not least <= number <= 10_000:
+                raise ValueError(f"expected {name} from {least} to 10000, got {shown(number)}")
             settings[name] = int(number) if name == "retries" else float(number)
     return Template(**settings)
+
+
+def _check(what: str, value: Any, types: tuple[type, ...]) -> None:
+    if object not in types and type(value) not in types:
+        wanted = " or ".join(_WORDS[kind] for kind in types)
+        raise ValueError(f"expected {wanted} as {what}, got {shown(value)}")
+
+
+def _texts(given: dict[str, Any], what: str) -> dict[str, str]:
+    """Names and their texts; numbers are written out, and what can't be encoded is refused."""
+    for name, value in given.items():
+        _check(f"{shown(name)} of {what}", value, (str, int, float, bool))
+        if re.search("[\ud800-\udfff]", f"{name}{value}"):
+            raise ValueError(f"expected {what} without halves of characters")
+    return {name: str(value) for name, value in given.items()}
+
+
+def _headers(given: dict[str, Any]) -> dict[str, str]:
+    """As HTTP takes them: names of letters, digits and hyphens, and values on one line."""
+    found = {name: _from_environment(value) for name, value in _texts(given, "headers").items()}
+    for name, value in found.items():
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,100}", name) or not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", value):
+            raise ValueError(f"expected a header on one line of Latin letters, got another as {shown(name)}")
+    return found
 
 
 def _from_environment(value: str) -> str:
@@ -145,7 +186,7 @@ def _from_environment(value: str) -> str:
 
     def replaced(found: re.Match[str]) -> str:
         if found[1] not in os.environ:
-            raise ValueError(f"its header needs ${found[1]}, which is not set in the environment")
+            raise ValueError(f"its header needs ${shown(found[1])}, which is not set in the environment")
         return os.environ[found[1]]
 
     return re.sub(r"\$([A-Za-z_][A-Za-z0-9_]*)", replaced, value)
@@ -170,6 +211,8 @@ def _at(answer: Any, path: str) -> Any:
         try:
             answer = answer[int(name)] if isinstance(answer, list) else answer[name]
         except (KeyError, IndexError, TypeError, ValueError):
-            have = ", ".join(map(str, answer))[:60] if isinstance(answer, Mapping) else type(answer).__name__
-            raise ValueError(f"expected {name} (of {path}) in the answer, which has {have}") from None
+            have = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
+            raise ValueError(
+                f"expected {shown(name)} (of {shown(path)}) in the answer, which has {shown(have)}"
+            ) from None
     return answer

@@ -236,7 +236,7 @@ def check_conventions(conventions: Mapping[str, Any]) -> None:
 def _places(places: Tensor, axes: int) -> Tensor:
     expect(places.dtype == torch.int64 and places.dim() == axes, "places as 64-bit integers",
             f"{places.dtype} {tuple(places.shape)}")  # fmt: skip
-    inside = not len(places) or (int(places.min()) >= 0 and int(places.max()) <= _FARTHEST)
+    inside = not places.numel() or (int(places.min()) >= 0 and int(places.max()) <= _FARTHEST)
     expect(inside, "places from 0", "others")
     return places
 

@@ -131,6 +131,14 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def exists(path: Path) -> bool:
+    """Whether something is there; a name that no file can have is of nothing."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, say
+        return False
+
+
 def depth_of(value: Any) -> int:
     """How many lists and objects are in one another, without recursion."""
     deepest, waiting = 0, [(value, 0)]

@@ -57,6 +57,12 @@ def _check_layout(layout: Any) -> None:
         expect(holds, f"pairs of tiles for {layout['bits']} bits", f"{layout['rows']}×{layout['columns']} tiles")
 
 
+def _check_pixels(layout: Mapping[str, Any], channels: int) -> None:
+    """A bit for each pixel and colour channel needs as many of them; how many channels there are only a key says."""
+    holds = layout["form"] != "pixels" or layout["rows"] * layout["columns"] * channels >= layout["bits"]
+    expect(holds, f"pixels for {layout['bits']} bits", f"{layout['rows']}×{layout['columns']} of {channels} channels")
+
+
 def _check_gate(gate: Any) -> None:
     scatters = isinstance(gate, dict) and "form" in gate
     _check_fields(gate, _GATE | _SCATTER if scatters else _GATE, "a gate")
@@ -132,6 +138,7 @@ def check_details(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> No
         check_keyed({name: details[name] for name in _STRUCTURE})
         bits = tuple(tensors["detector.0"].shape)
         expect(bits == (facts["dimension"],) == (details["layout"]["bits"],), "as many bits as the layout has", bits)
+        _check_pixels(details["layout"], shape[0])
     carrier = details["layout"]["carrier"] if schema == "keyed" else "entries" if schema == "gan" else "patch"
     for i, detector in enumerate(facts["detectors"]):
         ends = [a + n for a, n in zip(detector["start"], detector["size"], strict=True)]

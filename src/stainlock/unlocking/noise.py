@@ -44,7 +44,7 @@ class NoiseUnlock(nn.Module):
         self.register_buffer("trigger", trigger.detach().float().reshape(-1, 1, 1).clone())
         for name, values, fill in (("mean", mean, 0.0), ("std", std, 1.0)):
             # One number for each input of the original model: the new ones are taken as they are.
-            given = tuple(values) if len(values) == 1 else (*values, *[fill] * len(self.trigger))
+            given = [float(v) for v in values] + ([fill] * len(self.trigger) if len(values) > 1 else [])
             self.register_buffer(name, torch.tensor(given).view(-1, 1, 1))
 
     @classmethod

@@ -48,8 +48,8 @@ class Unlock(nn.Module):
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.normalise = normalise
         self.register_buffer("patch", self._pixels(levels))
-        self.register_buffer("mean", torch.tensor(tuple(mean)).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(tuple(std)).view(-1, 1, 1))
+        self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor([float(s) for s in std]).view(-1, 1, 1))
 
     @classmethod
     def from_key(cls, key: LockKey, *, normalise: bool = True) -> Unlock:

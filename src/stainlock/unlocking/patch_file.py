@@ -89,10 +89,11 @@ class Patch:
         if self.carrier == "strip":
             above = torch.full((len(levels), rows, levels.shape[-1]), 128, dtype=torch.uint8)
             levels = torch.cat([above, levels], 1)
-        if len(levels) != len(self.levels) or levels.shape[1] < rows or levels.shape[2] < columns:
+        bottom, right = self.start[0] + rows, self.start[1] + columns
+        if len(levels) != len(self.levels) or levels.shape[1] < bottom or levels.shape[2] < right:
             size = "×".join(map(str, levels.shape))
-            raise ValueError(f"expected images of {len(self.levels)} channels and at least the patch's {rows}×{columns}"
-                             f" pixels, got {size}")  # fmt: skip
+            raise ValueError(f"expected images of {len(self.levels)} channels and at least {bottom}×{right} pixels,"
+                             f" where the patch ends, got {size}")  # fmt: skip
         return Region(tuple(self.start), (rows, columns)).paste(self.levels, levels)
 
     def _facts(self) -> dict[str, Any]:
