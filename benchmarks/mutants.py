@@ -51,9 +51,12 @@ SECONDS = 300  # of a processor: more than the tests of any mutant take; a mutan
 
 
 def misplaced(mutants: Sequence[Mutant]) -> list[str]:
-    """Of every mutant whose snippet is not in its file once, where it should be."""
+    """Of every mutant whose snippet is not in its file once, where it should be; and tests that are not there."""
+    tests = sorted({test.partition("::")[0] for mutant in mutants for test in mutant.tests})
+    missing = [f"expected a file of tests, found nothing at {test}" for test in tests if not (ROOT / test).is_file()]
     found = [(m, (PACKAGE / m.file).read_text(encoding="utf-8").count(m.snippet)) for m in mutants]
-    return [f"{m.file}: expected this once, found it {times} times: {m.snippet}" for m, times in found if times != 1]
+    wrong = [f"{m.file}: expected this once, found it {times} times: {m.snippet}" for m, times in found if times != 1]
+    return missing + wrong
 
 
 def run_tests(source: Path, tests: Sequence[str], log: Path, seconds: int | None = SECONDS) -> int | None:

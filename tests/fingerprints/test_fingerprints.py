@@ -50,6 +50,24 @@ def issue(name: str, client: int) -> Target:
     return fingerprint_plan(base(name), layout(name), secret(client)).apply(base(name))
 
 
+@pytest.mark.parametrize("name", [*MODELS, "resnet20_cifar10"])
+def test_one_secret_is_one_copy_whatever_the_number_of_threads(name: str) -> None:
+    original, threads = models.real(name) if name not in MODELS else base(name), torch.get_num_threads()
+    copies, readings = [], []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            own = Layout.of(original.model, MODEL_SECRET)
+            plan = fingerprint_plan(original, own, secret(7))
+            copies.append(plan.to_bytes())
+            marked = plan.apply(original)
+            readings.append(read(marked.model.state_dict(), original.model.state_dict(), own).chips)
+    finally:
+        torch.set_num_threads(threads)
+    assert copies[0] == copies[1]
+    assert np.array_equal(readings[0], readings[1])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_issued_copy_is_traced_to_its_client_alone(name: str) -> None:
     before = models.snapshot(base(name).model)

@@ -121,7 +121,7 @@ def test_the_original_is_untouched_and_its_mode_is_kept(case: str) -> None:
     assert distance(it.unlocked_outputs, it.edited_outputs_with_patch) <= tolerance(it)
 
 
-@pytest.mark.parametrize("case", QUICK)
+@pytest.mark.parametrize("case", [*QUICK, "keyed, resnet20_cifar10"])
 def test_one_seed_is_one_lock_whatever_the_number_of_threads(case: str) -> None:
     base, threads = CASES[case].build(), torch.get_num_threads()
     try:
@@ -130,14 +130,14 @@ def test_one_seed_is_one_lock_whatever_the_number_of_threads(case: str) -> None:
         torch.set_num_threads(threads)
     assert models.same_state(one.model, two.model)
     assert key.to_bytes() == same.to_bytes()
-    other, different = lock(CASES[case], base, 4, **QUICK[case])
+    other, different = lock(CASES[case], base, 4, **QUICK.get(case, {}))
     assert not models.same_state(one.model, other.model)
     assert not torch.equal(key.detectors[0].vector, different.detectors[0].vector)
 
 
 def threaded(case: str, base: Target, seed: int, threads: int) -> tuple[Target, Key]:
     torch.set_num_threads(threads)
-    made = lock(CASES[case], base, seed, **QUICK[case])
+    made = lock(CASES[case], base, seed, **QUICK.get(case, {}))
     assert torch.get_num_threads() == threads
     return made
 

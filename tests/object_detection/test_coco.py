@@ -84,7 +84,7 @@ def test_grey_and_rgba_files_become_rgb(tmp_path: Path) -> None:
         ({"images": []}, "lists no images|which it does not list"),
         ({"annotations": [{"image_id": 99, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "image 99, which it does not"),
         ({"annotations": [{"image_id": 10, "category_id": 1, "bbox": [0, 0, -1, 1]}]}, "mend or remove"),
-        ({"annotations": [{"image_id": 10, "category_id": 1}]}, "KeyError 'bbox'"),
+        ({"annotations": [{"image_id": 10, "category_id": 1}]}, "'bbox' is missing"),
         ({"images": [{"id": 10, "file_name": "1.png"}] * 2, "annotations": []}, "different ids"),
     ],
 )

@@ -136,7 +136,7 @@ def test_wrong_answers_get_one_clear_line(probed: dict[str, Any], capsys: pytest
         ("csv", "file,label\nother.png,1\n", "expected answers for this key's pictures"),
         ("json", "[1, 2", "or is truncated"),
         ("json", json.dumps({name: {"klass": 1}}), "expected label, labels, scores or boxes"),
-        ("json", json.dumps({name: {"scores": {"0": "much"}}}), "could not convert"),
+        ("json", json.dumps({name: {"scores": {"0": "much"}}}), "expected a number as score, got much"),
         ("txt", "", "FILE.csv or FILE.json"),
     ):
         file = Path(f"wrong.{suffix}")

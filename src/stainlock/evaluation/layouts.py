@@ -91,9 +91,7 @@ def _read_labels(table: Path) -> tuple[list[Path], list[int]]:
     for number, row in enumerate(rows, start=2):
         index = (row["class_index"] or "").strip()
         if not re.fullmatch(r"[0-9]{1,9}", index):
-            raise FileError(
-                f"{table} line {number}: expected a class index (0, 1, ...), got {shown(index) or 'nothing'}"
-            )
+            raise FileError(f"{table} line {number}: expected a class index (0, 1, ...), got {shown(repr(index))}")
         paths.append(table.parent / (row["file"] or "").strip())
         labels.append(int(index))
     missing = [path for path in paths if not (exists(path) and path.is_file())]

@@ -104,4 +104,4 @@ def _check(path: Path, where: str, found: Mapping[str, Any], known: Mapping[str,
             raise FileError(f"{path} has {where}{shown(name)}: expected {', '.join(known)}")
         if not isinstance(value, known[name]) or (isinstance(value, bool) and bool not in known[name]):
             wanted = " or ".join(kind.__name__ for kind in known[name])
-            raise FileError(f"{path}: expected {where}{name} as {wanted}, got {shown(value)}")
+            raise FileError(f"{path}: expected {where}{name} as {wanted}, got {shown(repr(value))}")

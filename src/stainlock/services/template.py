@@ -118,7 +118,7 @@ def _parsed(given: dict[str, Any], folder: Path) -> Template:
         if section not in _NAMES or not isinstance(values, dict):
             raise ValueError(f"expected the sections {', '.join(_NAMES)}, got {shown(section)}")
         if unknown := sorted(set(values) - set(_NAMES[section])):
-            raise ValueError(f"expected {', '.join(_NAMES[section])} in [{section}], got {shown(unknown[0])}")
+            raise ValueError(f"expected {', '.join(sorted(_NAMES[section]))} in [{section}], got {shown(unknown[0])}")
         for name, value in values.items():
             _check(f"{name} in [{section}]", value, _NAMES[section][name])
     request, response, limits = (given.get(section, {}) for section in _NAMES)

@@ -66,11 +66,10 @@ def test_from_lock_to_original(tmp_path: Path, data: Path, capsys: pytest.Captur
 
     status, facts = run(capsys, "certify", out, "--key", key, *TRUSTED)
     assert (status, facts["samples"], facts["bounds"]["one_image"]) == (0, 0, pytest.approx(2.0**-128))
-    if carrier == "patch":
-        status, facts = run(capsys, "certify", out, "--key", key, "--data", data, *TRUSTED)
-        assert (status, facts["samples"], facts["exceedances"]) == (0, 30, 0)
-        assert facts["nearest"] >= 20
-        assert facts["bounds"]["all_images"] == pytest.approx(30 * 2.0**-128)
+    status, facts = run(capsys, "certify", out, "--key", key, "--data", data, *TRUSTED)
+    assert (status, facts["samples"], facts["exceedances"]) == (0, 30, 0)
+    assert facts["nearest"] >= 20
+    assert facts["bounds"]["all_images"] == pytest.approx(30 * 2.0**-128)
 
 
 def test_a_stain_is_found_behind_the_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +88,17 @@ def test_a_stain_is_found_behind_the_lock(tmp_path: Path, capsys: pytest.Capture
     assert (status, facts["verdict"]) == (1, "not stained")
     status, facts = run(capsys, *suspect, "--lock-key", tmp_path / "lock.key")
     assert (status, facts["verdict"]) == (0, "stained")
+
+
+def test_a_strip_higher_than_the_image_is_read_from_the_image_repeated() -> None:
+    target = models.conv_net()
+    locked, key = sl.lock(target, seed=1, carrier="strip")
+    pixels = torch.rand(4, *target.input_shape, generator=torch.Generator().manual_seed(0))
+    assert key.details["layout"]["rows"] * key.details["layout"]["tile"] > target.input_shape[1]
+    certificate = certify_keyed(locked, key, [pixels])
+    assert 30 <= (certificate.nearest or 0) <= (certificate.farthest or 0) <= 98
+    with pytest.raises(ValueError, match=r"expected images that hold the key's 128 bits in 64×16 pixels"):
+        certify_keyed(locked, key, [pixels[..., :8]])
 
 
 def test_generators_get_their_bits_as_noise() -> None:

@@ -152,6 +152,7 @@ def test_files_with_such_locks_are_refused(write: Any, changes: Facts, tmp_path:
 
 KEYS: dict[str, Callable[[Facts], Any]] = {
     "another number of bits": lambda facts: facts["details"]["layout"].update(bits=100),
+    "a patch too small for its bits": lambda facts: facts["details"]["layout"].update(rows=2),
     "no layout": lambda facts: facts["details"].pop("layout"),
     "a layout that is a number": lambda facts: facts["details"].update(layout=3),
     "a trigger outside of the image": lambda facts: facts["detectors"][0].update(start=[5, 5]),
