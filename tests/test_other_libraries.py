@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import stainlock as sl
 from stainlock import FileError, ModelError, Target, load_bundle, lock, save_bundle, stain, verify
 from stainlock.cli import main
 from stainlock.evaluation.accuracy import classifier_logits
-from stainlock.tensors import logits_in
+from stainlock.models import bundle
+from stainlock.tensors import logits_in, tensors_in
 
 PROCESSOR = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
 
@@ -43,11 +45,10 @@ def test_a_folder_of_hugging_face_is_stained_locked_and_verified(vit: Path, tmp_
     save_bundle(marked, tmp_path / "bundle")
     manifest = (tmp_path / "bundle" / "stainlock.json").read_text()
     assert str(tmp_path) not in manifest, "where the folder lies is no one's business"
-    with pytest.raises(ModelError, match="--model hf:"):
-        load_bundle(tmp_path / "bundle")
-    again = load_bundle(tmp_path / "bundle", model=f"hf:{vit}")
     images = torch.rand(2, 3, 32, 32)
-    assert torch.equal(again.predict(images).logits, marked.predict(images).logits)
+    for again in (load_bundle(tmp_path / "bundle"), load_bundle(tmp_path / "bundle", model=f"hf:{vit}")):
+        assert torch.equal(again.predict(images).logits, marked.predict(images).logits)
+        assert (again.input_shape, again.mean, again.std) == (target.input_shape, target.mean, target.std)
     locked, opens = lock(target, seed=0)
     # The patch covers a part of the image in both.
     unlocked = locked(opens.unlock(images)).logits
@@ -73,6 +74,90 @@ def test_a_folder_with_code_of_its_own_is_refused(vit: Path) -> None:
     with pytest.raises(ModelError, match="never run"):
         Target.from_reference(f"hf:{vit}")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (
+            "ConvNextForImageClassification",
+            {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "layer_norm_eps": 1e-3},
+        ),
+        ("ResNetForImageClassification", {"hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}),
+        ("CLIPVisionModel", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64}),
+    ],
+)
+def test_a_model_is_named_by_its_class_and_settings(tmp_path: Path, cls: str, settings: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = getattr(transformers, cls)(getattr(transformers, cls).config_class(**settings))
+    target = Target(made.eval(), (3, 64, 64), reference="hf:somewhere/model")
+    save_bundle(target, tmp_path / "bundle")
+    reference = json.loads((tmp_path / "bundle" / "stainlock.json").read_text())["reference"]
+    assert reference.startswith(f"transformers:{cls}?")
+    images = torch.rand(1, 3, 64, 64)
+    again = load_bundle(tmp_path / "bundle")
+    for ours, theirs in zip(tensors_in(again.predict(images)), tensors_in(target.predict(images)), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ModelError, match="--weights FILE or random"):
+        Target.from_reference(reference)
+
+
+def test_a_model_that_settings_do_not_tell_needs_its_folder(vit: Path, tmp_path: Path) -> None:
+    config = json.loads((vit / "config.json").read_text())
+    (vit / "config.json").write_text(json.dumps({**config, "pooler_act": "hub/kernel"}))
+    target = Target.from_reference(f"hf:{vit}")
+    save_bundle(target, tmp_path / "bundle")
+    with pytest.raises(ModelError, match="--model hf:"):
+        load_bundle(tmp_path / "bundle")
+    assert torch.equal(load_bundle(tmp_path / "bundle", model=f"hf:{vit}").model.classifier.weight,
+                       target.model.classifier.weight)  # fmt: skip
+
+
+def _renamed(folder: Path, reference: str) -> None:
+    """The bundle with another reference, as a stranger would make it."""
+    manifest = json.loads((folder / "stainlock.json").read_text())
+    manifest["reference"] = reference
+    manifest["checksum"] = bundle._checksum(manifest)
+    (folder / "stainlock.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("transformers:ViTForImageClassification?hidden_size=100000", "bundles may not"),
+        ("transformers:ViTForImageClassification?num_hidden_layers=5000", "bundles may not"),
+        ("transformers:ViTForImageClassification?hidden_act=evil/kernel", "bundles may not"),
+        ("transformers:ViTForImageClassification?_attn_implementation=evil", "bundles may not"),
+        ("transformers:ViTForImageClassification?attn_implementation=relu", "bundles may not"),
+        ("transformers:ViTForImageClassification?auto_map=true", "bundles may not"),
+        ("transformers:ViTForImageClassification?name_or_path=x", "bundles may not"),
+        ('transformers:ViTForImageClassification?quantization_config={"a":1}', "bundles may not"),
+        ("transformers:ViTForImageClassification?nothing=1", "no setting 'nothing'"),
+        ("transformers:ViTForImageClassification?hidden_size=1536", "weights, and has"),
+        ("transformers:ViTForImageClassification?hidden_size=null", "can't be built"),
+        ("transformers:DetrForObjectDetection", "backbone"),
+        ("transformers:TimmBackbone", "transformers:TimmBackbone"),
+        ("transformers:BertModel", "vision model"),
+        ("transformers:AutoModel", "no architecture"),
+        ("transformers:pipeline", "no architecture"),
+        ("transformers:../evil", "expected a bundle to name"),
+        ("hf:../evil", "which it does not hold"),
+    ],
+)  # fmt: skip
+def test_what_a_strangers_bundle_may_not_name(
+    vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, says: str
+) -> None:
+    target = Target.from_reference(f"hf:{vit}")
+    save_bundle(target, tmp_path / "bundle")
+    _renamed(tmp_path / "bundle", reference)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a download")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    with pytest.raises(sl.StainlockError, match=says):
+        load_bundle(tmp_path / "bundle")
 
 
 def _changed(file: str, **facts: Any) -> Any:
@@ -163,6 +248,59 @@ def test_a_yolo_from_its_checkpoint(yolo: Any, tmp_path: Path) -> None:
     assert torch.allclose(unlocked, plain, atol=1e-3 * float(plain.std()))
 
 
+def test_a_yolo_opens_from_its_bundle_alone(yolo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = yolo.DetectionModel("yolov8n.yaml", nc=3, verbose=False)
+    torch.save({"model": model, "train_args": {"imgsz": 64}}, tmp_path / "mine.pt")
+    target = Target.from_reference(f"ultralytics:{tmp_path / 'mine.pt'}?image_size=64")
+    save_bundle(target, tmp_path / "bundle")
+    manifest = json.loads((tmp_path / "bundle" / "stainlock.json").read_text())
+    assert manifest["reference"] == "ultralytics:yolov8n.yaml?nc=3&ch=3"
+    # What lies in the working folder under that name is not looked at.
+    (tmp_path / "yolov8n.yaml").write_text("activation: __import__('os').abort()\n")
+    monkeypatch.chdir(tmp_path)
+    again = load_bundle("bundle")
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(again.predict(images)[0], target.predict(images)[0])
+    assert again.input_shape == (3, 64, 64)
+
+
+def test_a_yolo_of_ones_own_needs_its_file(yolo: Any, tmp_path: Path) -> None:
+    text = (Path(yolo.__file__).parents[1] / "cfg" / "models" / "v8" / "yolov8.yaml").read_text()
+    for own in ("yolov8n.yaml", "mine.yaml"):  # the first has a name of the package's own
+        (tmp_path / own).write_text(text + "\nactivation: nn.ReLU()\n")
+        reference = f"ultralytics:{tmp_path / own}?image_size=64&nc=2"
+        target = Target.from_reference(reference, weights="random")
+        save_bundle(target, tmp_path / f"{own}.bundle")
+        with pytest.raises(ModelError, match="which it does not hold"):
+            load_bundle(tmp_path / f"{own}.bundle")
+        assert any(
+            isinstance(m, nn.ReLU) for m in load_bundle(tmp_path / f"{own}.bundle", model=reference).model.modules()
+        )
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("ultralytics:yolov8x.yaml", "weights, and has"),
+        ("ultralytics:yolov8n.yaml?nc=9000", "weights, and has"),
+        ("ultralytics:yolov8n.yaml?nc=90000", "bundles may not"),
+        ("ultralytics:yolov8n.yaml?cfg=evil", "bundles may not"),
+        ("ultralytics:yolo11-cls-resnet18.yaml", "which it does not hold"),
+        ("ultralytics:yolov8-cls.yaml?verbose=true", "bundles may not"),
+        ("ultralytics:yolo99z.yaml", "has no yolo99z.yaml"),
+        ("ultralytics:evil.pt", "which it does not hold"),
+        ("ultralytics:../yolov8n.yaml", "which it does not hold"),
+    ],
+)
+def test_what_a_strangers_bundle_of_a_yolo_may_not_name(yolo: Any, tmp_path: Path, reference: str, says: str) -> None:
+    target = Target.from_reference("ultralytics:yolov8n.yaml?image_size=64", weights="random")
+    save_bundle(target, tmp_path / "bundle")
+    _renamed(tmp_path / "bundle", reference)
+    with pytest.raises(sl.StainlockError, match=says):
+        load_bundle(tmp_path / "bundle")
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return exec, ("raise SystemError('ran')",)
@@ -235,3 +373,42 @@ def test_the_command_line_names_an_output(tmp_path: Path, capsys: pytest.Capture
     assert "a, b: name one with --output" in capsys.readouterr().err
     assert main([*evaluate, "--output", "a"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 1
+
+
+def test_a_bundle_keeps_which_output_is_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nimport stainlock\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.a, self.b = nn.Linear(192, 64), nn.Linear(64, 4)\n"
+        "    def forward(self, x):\n        x = self.a(x.flatten(1)).relu()\n"
+        "        return {'hidden': x, 'class': self.b(x)}\n"
+        "def net():\n    return stainlock.Target(Net(), (3, 8, 8))\n"
+    )
+    model, folder, key = f"{tmp_path / 'mine.py'}:net", str(tmp_path / "out"), str(tmp_path / "k.key")
+    assert main(["stain", model, "--out", folder, "--key", key, "--output", "class", "--quiet"]) == 0
+    built = Target.from_reference(folder, model=model)
+    assert built.output == "class"
+    assert built.predict(torch.rand(2, 3, 8, 8)).shape == (2, 4)
+    labelled = tmp_path / "images" / "0"
+    labelled.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(labelled / "one.png")
+    capsys.readouterr()
+    evaluate = ["evaluate", folder, "--model", model, "--data", str(tmp_path / "images"), "--json"]
+    assert main(evaluate) == 0, "no --output is needed again"
+    assert json.loads(capsys.readouterr().out)["images"] == 1
+    assert main([*evaluate, "--output", "nothing"]) == 2, "what is given counts before what the bundle says"
+    assert "hidden, class" in capsys.readouterr().err
+
+
+def test_a_bundle_without_an_output_keeps_the_targets_own(tmp_path: Path) -> None:
+    net = Target(Returns(lambda y, x: (x, y)), (3, 2, 2), output="1", reference="mine.py:net")
+    save_bundle(dataclasses.replace(net, output=""), tmp_path / "bundle")
+    assert "output" not in json.loads((tmp_path / "bundle" / "stainlock.json").read_text())
+    assert load_bundle(tmp_path / "bundle", model=net).output == "1"
+    save_bundle(net, tmp_path / "named")
+    manifest = json.loads((tmp_path / "named" / "stainlock.json").read_text())
+    for spoilt in (7, "a\nb", "x" * 1000):
+        manifest["output"] = spoilt
+        manifest["checksum"] = bundle._checksum(manifest)
+        (tmp_path / "named" / "stainlock.json").write_text(json.dumps(manifest))
+        with pytest.raises(FileError, match="text as output"):
+            load_bundle(tmp_path / "named", model=net)

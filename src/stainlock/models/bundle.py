@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
-from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name
+from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name, named_reference
 from stainlock.storage.checks import check_text, shown
 from stainlock.storage.durable import final_name, sync_tree, write_file
 from stainlock.storage.files import is_model, is_state, model_digest, read_json
@@ -62,12 +62,13 @@ def write_bundle(target: Target, folder: Path) -> str:
     manifest: dict[str, Any] = {
         "format": "stainlock-bundle",
         "version": BUNDLE_VERSION,
-        "reference": _without_folders(target.reference),
+        "reference": _without_folders(named_reference(target.reference, target.model)),
         "input_shape": target.input_shape,
         "mean": target.mean,
         "std": target.std,
         "bounds": target.bounds,
         "part": target.part,
+        **({"output": target.output} if target.output else {}),
         "insertions": [insertion.to_json() for insertion in target.insertions],
         "digest": model_digest(target.model),
     }
@@ -99,7 +100,8 @@ def _without_folders(reference: str) -> str:
         return reference
     library, _, rest = reference.partition(":")
     if library in LIBRARIES:
-        return f"{library}:{Path(rest).name}"
+        own = Path(rest).name
+        return f"{library}:./{own}" if is_built_by_name(f"{library}:{own}") else f"{library}:{own}"
     file, _, factory = reference.rpartition(":")
     return f"{Path(file).name}:{factory}"
 
@@ -240,6 +242,8 @@ def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
             raise ValueError(f"expected an input_shape of at most {_MOST_INPUTS} numbers")
         Target(nn.Identity(), **facts)
         facts["part"] = manifest["part"]
+        if manifest.get("output"):  # what the owner's own Target says holds where the bundle says nothing
+            facts["output"] = manifest["output"]
     except (TypeError, ValueError, OverflowError) as error:
         raise FileError(f"{path / MANIFEST} is damaged: {error}") from error
     return facts
@@ -260,6 +264,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise KeyError(sorted(missing)[0])
         for name in ("reference", "part", "digest"):
             check_text(manifest[name], name)
+        check_text(manifest.get("output", ""), "output")
         if version == BUNDLE_VERSION and manifest.get("checksum") != _checksum(manifest):
             raise ValueError("it was altered after it was written, its checksum does not match")
         manifest["insertions"] = read_insertions(manifest["insertions"])

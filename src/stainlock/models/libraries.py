@@ -18,13 +18,16 @@ from torch import nn
 
 from stainlock.errors import ModelError
 from stainlock.insertion import state_size
-from stainlock.models.other_libraries import hf_target, smp_target, ultralytics_target
+from stainlock.models.hugging_face import hf_target, is_harmless_setting, transformers_reference, transformers_target
+from stainlock.models.smp import smp_target
+from stainlock.models.yolo import is_stock, stock_reference, stock_size, ultralytics_target
+from stainlock.storage.checks import LONGEST_NAME
 from stainlock.storage.weights import one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 INSTALL = {"torchvision": "torchvision", "timm": "stainlock[timm]"}
 # Those that a bundle names and that are built by their name alone; the others' files are the owner's.
-_BY_NAME = ("torchvision", "timm", "smp")
+_BY_NAME = ("torchvision", "timm", "smp", "transformers")
 LIBRARIES = (*_BY_NAME, "hf", "ultralytics")
 # Weights come from the weights option alone, so that nothing is downloaded unasked.
 _RESERVED = {
@@ -42,12 +45,12 @@ _FRACTIONS = {
     "box_score_thresh", "box_nms_thresh", "rpn_score_thresh", "rpn_nms_thresh",
 }  # fmt: skip
 _NUMBERS = {
-    "num_classes": (0, 50_000), "classes": (1, 50_000), "in_chans": (1, 64), "in_channels": (1, 64),
-    "encoder_depth": (1, 6), "image_size": (1, 4096), "img_size": (1, 4096),
-    "input_size": (1, 4096), "min_size": (1, 4096), "max_size": (1, 4096), "patch_size": (1, 256),
-    "output_stride": (1, 32), "trainable_backbone_layers": (0, 6), "detections_per_img": (1, 10_000),
-    "topk_candidates": (1, 100_000), "box_detections_per_img": (1, 10_000), "rpn_pre_nms_top_n_test": (1, 100_000),
-    "rpn_post_nms_top_n_test": (1, 100_000),
+    "num_classes": (0, 50_000), "classes": (1, 50_000), "nc": (1, 10_000), "ch": (1, 64),
+    "in_chans": (1, 64), "in_channels": (1, 64), "encoder_depth": (1, 6), "image_size": (1, 4096),
+    "img_size": (1, 4096), "input_size": (1, 4096), "min_size": (1, 4096), "max_size": (1, 4096),
+    "patch_size": (1, 256), "output_stride": (1, 32), "trainable_backbone_layers": (0, 6),
+    "detections_per_img": (1, 10_000), "topk_candidates": (1, 100_000), "box_detections_per_img": (1, 10_000),
+    "rpn_pre_nms_top_n_test": (1, 100_000), "rpn_post_nms_top_n_test": (1, 100_000),
 }  # fmt: skip
 _LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one for each side
 _USUAL_CLASSES = 1000
@@ -57,15 +60,35 @@ _POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
 
 def build_library_model(reference: str, *, pretrained: bool) -> Target:
     """The target of ``torchvision:NAME?argument=value&...``, ``timm:NAME?...`` and so on."""
-    library, _, rest = reference.partition(":")
-    name, _, query = rest.partition("?")
+    library, name, query = _parts(reference)
     arguments = _parse_arguments(reference, query)
     return _BUILDERS[library](reference, name, arguments, pretrained)
 
 
 def is_built_by_name(reference: str) -> bool:
     """Whether a library builds the model by its name alone, without a file of the owner's."""
-    return reference.partition(":")[0] in _BY_NAME
+    library, name, _ = _parts(reference)
+    return library in _BY_NAME or (library == "ultralytics" and is_stock(name))
+
+
+def named_reference(reference: str, model: nn.Module) -> str:
+    """The model by its name alone where a library has it, also if it came from a folder or file of the owner's; else
+    the reference as it is."""
+    library, name, _ = _parts(reference)
+    if library == "hf":
+        found = transformers_reference(model)
+        return found if found is not None and len(found) <= LONGEST_NAME else reference
+    if library == "ultralytics":
+        found = stock_reference(model)
+        return found or (f"ultralytics:./{name}" if is_stock(name) else reference)
+    return reference
+
+
+def _parts(reference: str) -> tuple[str, str, str]:
+    """Library, name and arguments."""
+    library, _, rest = reference.partition(":")
+    name, _, query = rest.partition("?")
+    return library, name, query
 
 
 def check_bundled_reference(reference: str, most: int) -> None:
@@ -73,14 +96,13 @@ def check_bundled_reference(reference: str, most: int) -> None:
 
     ``most`` is how many numbers the bundle has as weights: a larger model is not theirs, and never built.
     """
-    library, _, rest = reference.partition(":")
-    name, _, query = rest.partition("?")
-    if library not in _BY_NAME or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
+    library, name, query = _parts(reference)
+    if not is_built_by_name(reference) or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
         raise ModelError(f"expected a bundle to name {' or '.join(f'{known}:NAME' for known in _BY_NAME)},"
                          f" got {reference!r}")  # fmt: skip
     arguments = _parse_arguments(reference, query)
     for argument, value in arguments.items():
-        if not _is_harmless(argument, value):
+        if not (is_harmless_setting if library == "transformers" else _is_harmless)(argument, value):
             raise ModelError(
                 f"the bundle asks for {library}:{name} with {argument}={value!r}, which bundles may not:"
                 " name the model yourself with --model (in Python model=)"
@@ -99,6 +121,9 @@ def check_bundled_reference(reference: str, most: int) -> None:
 def _size_without_memory(reference: str) -> int | None:
     """How many numbers a library's model has, found on PyTorch's device without memory; None where it can't be built
     there."""
+    library, name, query = _parts(reference)
+    if library == "ultralytics":
+        return stock_size(name, _parse_arguments(reference, query))
     try:
         with torch.device("meta"):
             return state_size(build_library_model(reference, pretrained=False).model)
@@ -238,6 +263,7 @@ _BUILDERS: dict[str, Callable[[str, str, dict[str, Any], bool], Target]] = {
     "torchvision": _torchvision_target,
     "timm": _timm_target,
     "hf": hf_target,
+    "transformers": transformers_target,
     "smp": smp_target,
     "ultralytics": ultralytics_target,
 }

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["check_finite", "load_reference", "load_weights"]
 
-FORMS = "torchvision:NAME, timm:NAME, smp:NAME, hf:DIR, ultralytics:FILE, FILE.py:FACTORY, or a bundle directory"
+FORMS = (
+    "torchvision:NAME, timm:NAME, smp:NAME, transformers:CLASS, hf:DIR, ultralytics:FILE, FILE.py:FACTORY, or a bundle"
+    " directory"
+)
 _module_numbers = itertools.count()
 
 
@@ -45,7 +48,8 @@ def load_reference(
     - ``torchvision:NAME``, ``timm:NAME``, with model arguments as ``NAME?num_classes=10&...``. ``weights`` is
       ``"pretrained"`` (or None: the library's own, a download), ``"random"``, or a file.
     - ``smp:NAME?encoder_name=...``, the same for segmentation_models_pytorch; ``hf:DIR``, a folder that transformers'
-      `save_pretrained` wrote, with its image processor's; ``ultralytics:FILE.pt`` or ``ultralytics:NAME.yaml``.
+      `save_pretrained` wrote, with its image processor's; ``transformers:CLASS?...``, the architecture alone;
+      ``ultralytics:FILE.pt`` or ``ultralytics:NAME.yaml``.
     - ``FILE.py:FACTORY``, a function without arguments that returns an `nn.Module` or a `Target`. It brings
       its own weights; a weight file is loaded on top.
     - a bundle directory, which holds its own weights. If Python code builds its model, that is not run unasked:

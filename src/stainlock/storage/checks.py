@@ -17,7 +17,7 @@ from torch import Tensor
 _KINDS = ("stain", "lock")
 _NEEDS = ("nothing", "images", "labels")
 _CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
-_LONGEST, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
+LONGEST_NAME, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
 _SITE_KINDS = ("linear", "convolution", "transposed", "gates")
 _REDUCTIONS = ("position", "mean", "maximum")
 _FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
@@ -274,7 +274,7 @@ def _is_number(value: Any) -> bool:
 
 def check_text(value: Any, name: str) -> None:
     """A name, on one line."""
-    expect(isinstance(value, str) and len(value) <= _LONGEST and value.isprintable(), f"text as {name}", value)
+    expect(isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable(), f"text as {name}", value)
 
 
 def _line(value: Any, name: str) -> None:

@@ -1,0 +1,152 @@
+"""Models of ultralytics: ``ultralytics:FILE.pt``, or ``ultralytics:NAME.yaml`` with ``--weights``.
+
+A checkpoint is a pickle and may come from a stranger: only tensors and classes of ultralytics' and PyTorch's own layers
+are taken from it. A bundle names a model by one of the package's own YAML files.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import torch
+from torch import nn
+
+from stainlock.errors import FileError, ModelError
+from stainlock.models.building import failures_told, imported, quiet
+from stainlock.storage.weights import one_line
+from stainlock.target import Target
+
+_INSTALL = "stainlock[ultralytics]"
+_DEFAULT_SIZE, _YOLO_SIZE = 224, 640
+_STOCK = re.compile(r"yolov?[0-9]{1,2}[a-z]?(-[a-z0-9]{2,5}){0,2}\.yaml")
+_YOLO_TASKS = {
+    "detect": "DetectionModel", "segment": "SegmentationModel", "classify": "ClassificationModel",
+    "pose": "PoseModel", "obb": "OBBModel",
+}  # fmt: skip
+# ultralytics evaluates a YAML file's activation as Python.
+_PLAIN_ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([A-Za-z0-9_=., -]*\)")
+
+
+def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
+    """``ultralytics:FILE.pt``, or ``ultralytics:NAME.yaml`` with ``--weights``: a YOLO for any of its tasks."""
+    os.environ.setdefault("YOLO_VERBOSE", "False")  # read on import; it would print to our standard output
+    tasks = imported("ultralytics.nn.tasks", _INSTALL)
+    size = arguments.pop("image_size", None)
+    with failures_told(reference), quiet("ultralytics"):
+        if name.endswith(".pt"):
+            model = _pickled_layers(Path(name), tasks)
+        elif name.endswith((".yaml", ".yml")):
+            if pretrained:
+                raise ModelError("a YAML file has no weights: pass --weights FILE or random")
+            config = _yolo_config(name, tasks)
+            model = getattr(tasks, _YOLO_TASKS[tasks.guess_model_task(config)])(config, verbose=False, **arguments)
+        else:
+            raise ModelError("expected ultralytics:FILE.pt or ultralytics:NAME.yaml")
+    model = model.float().eval()
+    trained = getattr(model, "args", {})
+    usual = trained.get("imgsz") if isinstance(trained, dict) else getattr(trained, "imgsz", None)
+    if size is None:
+        size = usual or (_DEFAULT_SIZE if type(model).__name__ == "ClassificationModel" else _YOLO_SIZE)
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    channels = int(getattr(model, "yaml", {}).get("channels", getattr(model, "yaml", {}).get("ch", 3)))
+    return Target(model, (channels, *sides), (0.0,), (1.0,))
+
+
+def is_stock(name: str) -> bool:
+    """Whether this is the name of a YAML file that ultralytics may have itself."""
+    return _STOCK.fullmatch(name) is not None
+
+
+def stock_size(name: str, arguments: dict[str, Any]) -> int:
+    """How many numbers a model of the package's own has; its layers are made without memory, and never run."""
+    tasks = imported("ultralytics.nn.tasks", _INSTALL)
+    with failures_told(f"ultralytics:{name}"), quiet("ultralytics"):
+        return sum(tensor.numel() for tensor in _stock_layers(name, arguments, tasks).state_dict().values())
+
+
+def stock_reference(model: nn.Module) -> str | None:
+    """``ultralytics:NAME.yaml?nc=...`` for a model that the package's own YAML file describes; None for others."""
+    tasks = imported("ultralytics.nn.tasks", _INSTALL)
+    own = dict(getattr(model, "yaml", None) or {})
+    name = Path(str(own.get("yaml_file", ""))).name
+    if not is_stock(name):
+        return None
+    try:
+        with quiet("ultralytics"):
+            stock = _stock_config(name, tasks)
+            arguments = {"nc": int(own["nc"]), "ch": int(own.get("channels") or own.get("ch") or 3)}
+            layers = _stock_layers(name, arguments, tasks)
+    except Exception:  # the package's own code, which may be of another version than the model
+        return None
+    different = {
+        key for key in {*own, *stock} - {"nc", "ch", "channels", "yaml_file"} if own.get(key) != stock.get(key)
+    }
+    task = _YOLO_TASKS.get(tasks.guess_model_task(stock))
+    shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    expected = {f"model.{key}": tensor.shape for key, tensor in layers.state_dict().items()}
+    same = not different and type(model) is getattr(tasks, task or "", None) and shapes == expected
+    return f"ultralytics:{name}?{urlencode(arguments)}" if same else None
+
+
+def _stock_layers(name: str, arguments: dict[str, Any], tasks: Any) -> nn.Module:
+    config = {**_stock_config(name, tasks)}
+    config["nc"] = arguments.get("nc") or config["nc"]
+    with torch.device("meta"):
+        layers: nn.Module = tasks.parse_model(copy.deepcopy(config), ch=arguments.get("ch", 3), verbose=False)[0]
+    return layers
+
+
+def _stock_config(name: str, tasks: Any) -> dict[str, Any]:
+    """The package's own YAML file, whatever lies in the working folder; one for all sizes, as yolo11.yaml for
+    yolo11n.yaml."""
+    folder = Path(tasks.__file__).parents[1] / "cfg" / "models"
+    stems = (name, re.sub(r"(\d+)([nslmx])(.+)$", r"\1\3", name))
+    found = next((path for stem in stems for path in sorted(folder.glob(f"*/{stem}"))), None)
+    if found is None:
+        raise ModelError(f"ultralytics has no {name} itself: give your file with its folder, ./{name}")
+    config: dict[str, Any] = tasks.YAML.load(found)
+    if any("TorchVision" in str(layer[2]) for layer in (*config["backbone"], *config["head"])):
+        raise ModelError(f"{name} downloads weights of torchvision: build the model in a FILE.py:FACTORY")
+    return {**config, "scale": tasks.guess_model_scale(name), "yaml_file": name}
+
+
+def _yolo_config(name: str, tasks: Any) -> dict[str, Any]:
+    if is_stock(name):
+        return _stock_config(name, tasks)
+    if not Path(name).is_file():
+        raise FileError(f"{name} does not exist")
+    config: dict[str, Any] = tasks.yaml_model_load(name)
+    activation = config.get("activation")
+    if activation is not None and not _PLAIN_ACTIVATION.fullmatch(str(activation)):
+        raise ModelError(f"its activation is Python code, which is not run: expected one like nn.SiLU(), got"
+                         f" {str(activation)[:60]!r}")  # fmt: skip
+    return config
+
+
+def _pickled_layers(path: Path, tasks: Any) -> nn.Module:
+    """The module in a checkpoint. Its file is a pickle: only tensors and known layers are taken from it."""
+    if not path.is_file():
+        raise FileError(f"{path} does not exist")
+    modules = [tasks, import_module("ultralytics.nn.modules"), nn]
+    inner = [
+        import_module(f"ultralytics.nn.modules.{name}") for name in ("block", "conv", "head", "transformer", "utils")
+    ]
+    known = {
+        v for m in (*modules, *inner) for v in vars(m).values() if isinstance(v, type) and issubclass(v, nn.Module)
+    }
+    plain = [import_module("ultralytics.utils").IterableSimpleNamespace]
+    try:
+        with torch.serialization.safe_globals([*known, *plain]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FileError(f"{path} can't be read without running code of its own: {one_line(error)}") from error
+    model = (found.get("ema") or found.get("model")) if isinstance(found, dict) else None
+    if not isinstance(model, nn.Module):
+        raise FileError(f"{path} holds no model: expected a checkpoint that ultralytics wrote")
+    return model
