@@ -15,6 +15,9 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 # Compiled files are kept, whatever the environment says: tests start many processes.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
+# Groups of tests in the order that tests/conftest.py gives them, the longest first.
+IN_PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-exact test-slow fuzz mutants hardening demo docs bench format clean
 
@@ -37,13 +40,13 @@ test: setup ## lint, format check, types, and all but the slow tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(ONE_THREAD) $(BIN)/pytest -m "not slow" -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory test-exact
 
 # Another processor's kernels sum in another order: the plainest ones that PyTorch has stand in for it.
 test-exact: setup ## the tests of exactness, with the kernels of a plain processor
 	$(ONE_THREAD) ATEN_CPU_CAPABILITY=default STAINLOCK_TEST_ONEDNN=0 \
-		$(BIN)/pytest -m "exact and not slow" -n $(JOBS) --dist loadgroup
+		$(BIN)/pytest -m "exact and not slow" $(IN_PARALLEL) $(shell grep -rl --include='test_*.py' 'mark\.exact' tests)
 
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

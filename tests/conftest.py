@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import stainlock  # isort: skip
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,13 +37,55 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stainl
         yield made
 
 
-# Files whose tests share locks; they take longest, so they begin first.
-SHARING = {"test_properties.py", "test_internal.py", "test_squeeze_excite.py", "test_vit.py"}
+# Tests of one lock, in whichever of these files, share it: they name it by `case`, or by `name` after this prefix.
+LOCKS = {
+    "test_properties.py": "",
+    "test_internal.py": "internal, ",
+    "test_squeeze_excite.py": "",
+    "test_vit.py": "vit, ",
+}
+# Files that share stained models.
+TOGETHER = {"test_key.py": "keys and plans", "test_plan.py": "keys and plans"}
+# What takes longest begins first, so that no process is left alone with it at the end.
+LONGEST = (
+    "test_schemas.py", "test_squeeze_excite.py", "test_keyed.py", "test_kit.py", "test_attacks.py",
+    "test_quantised_locks.py", "test_owner_and_client.py", "test_thief_gates.py", "test_thief_keyed.py",
+    "test_embed.py", "test_properties.py", "test_internal.py", "test_vit.py", "test_public.py", "test_key.py",
+    "test_readme.py", "test_end_to_end.py", "test_cli_demo.py", "test_ray_workers.py", "test_engine.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of a file run in one process (`--dist loadgroup`), so that what they share is made once."""
-    for item in items:
-        name = "locks" if item.path.name in SHARING else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=lambda item: item.path.name not in SHARING)
+    """Tests that share something run one after another in one process (`--dist loadgroup`): it is made once."""
+    order: dict[str, tuple[int, int]] = {}
+    for number, item in enumerate(items):
+        group = _group(item)
+        item.add_marker(pytest.mark.xdist_group(group))
+        begins = LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
+        order.setdefault(group, (begins, number))
+    items.sort(key=lambda item: order[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    """The lock that a test names, or its file, or those it shares something with."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    case = given.get("case", given.get("name"))
+    if item.path.name in LOCKS and isinstance(case, str):
+        return f"locks, {case}" if "case" in given else f"locks, {LOCKS[item.path.name]}{case}"
+    return TOGETHER.get(item.path.name, str(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections of garbage need not look at its million objects again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Large models that a group shared are let go with it, or a process keeps gigabytes of them."""
+    if nextitem is not None and _group(nextitem) != _group(item):
+        for name in ("models", "thief", "locked"):
+            if name in sys.modules:
+                sys.modules[name].forget()
+        gc.collect()

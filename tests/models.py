@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
@@ -48,13 +48,13 @@ def _natural(name: str) -> Tensor:
     return found
 
 
-@cache
+@lru_cache(maxsize=16)
 def _stained(name: str, site: str | None, options: tuple[tuple[str, Any], ...]) -> tuple[Target, Key]:
     return stain(_built(name), site=site, **dict(options))
 
 
 def stained(name: str, site: str | None = None, **options: Any) -> tuple[Target, Key]:
-    """A stained real model and its key, made once a process: tests must leave both as they are."""
+    """A stained real model and its key, shared: tests must leave both as they are."""
     real(name)
     return _stained(name, site, tuple(sorted({"seed": 1, **options}.items())))
 
@@ -98,6 +98,11 @@ def _library(name: str, size: int) -> Target:
 def library(name: str, size: int = 224) -> Target:
     """``torchvision:NAME`` or ``timm:NAME`` with random weights: for structure."""
     return _library(name, size)
+
+
+def forget() -> None:
+    """Let library models go. Real ones stay, which are small, and the stained ones that were asked for last."""
+    _library.cache_clear()
 
 
 def settle(model: nn.Module, seed: int = 0, negative: float = 0.2) -> nn.Module:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,25 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path | int) -> tup
     status = main([*map(str, arguments), "--json"])
     printed = capsys.readouterr().out
     return status, json.loads(printed) if printed else {}
+
+
+def typed(folder: Path, *arguments: str | Path | int, own_process: bool = False) -> subprocess.CompletedProcess[str]:
+    """What a command prints, typed in a folder; in this process, as starting one of its own takes seconds."""
+    given = [str(argument) for argument in arguments]
+    if own_process:
+        program = "import sys; from stainlock.cli import main; sys.exit(main())"
+        return subprocess.run(
+            [sys.executable, "-c", program, *given],
+            cwd=folder, capture_output=True, text=True, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        )  # fmt: skip
+    with (
+        pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder),
+        contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err,
+    ):  # fmt: skip
+        patch.setenv("COLUMNS", "200")
+        status = main(given)
+    return subprocess.CompletedProcess(given, status, out.getvalue(), err.getvalue())
 
 
 def labelled_images(folder: Path, name: str, count: int) -> Path:

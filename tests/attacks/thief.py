@@ -1,4 +1,4 @@
-"""Locked models for the tests of what thieves do, made once a process."""
+"""Locked models for the tests of what thieves do, made once for a file of tests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stainlock.attacks import Attacked, Subject
 from stainlock.target import evaluation_mode
 
 IMAGES = 60  # of the thief's, and of the owner's, where there are so many
+GATES: dict[str, Any] = {"kind": "squeeze-excite", "blocks": "inserted"}
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Case:
             return float((target.predict(change(self.pixels)).argmax(1) == self.labels).double().mean())
 
 
-def case(name: str, **options: Any) -> Case:
+def case(name: str, *, images: int = IMAGES, **options: Any) -> Case:
     models.real(name)  # or skip
-    pixels, labels = _data(name)
+    pixels, labels = _data(name, images)
     locked, key = _locked(name, tuple(sorted(options.items())))
     half = len(pixels) // 2
     subject = Subject(locked, key, pixels[:half], labels[:half], seed=1)
@@ -52,8 +53,8 @@ def case(name: str, **options: Any) -> Case:
 
 
 @cache
-def _data(name: str) -> tuple[Tensor, Tensor]:
-    pixels, labels = zoo.natural(name, 2 * IMAGES)
+def _data(name: str, images: int) -> tuple[Tensor, Tensor]:
+    pixels, labels = zoo.natural(name, 2 * images)
     assert labels is not None
     return pixels, labels
 
@@ -62,3 +63,8 @@ def _data(name: str) -> tuple[Tensor, Tensor]:
 def _locked(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[Target, Key]:
     found: tuple[Target, Key] = lock(models.real(name), seed=0, steps=20, restarts=2, **dict(options))
     return found
+
+
+def forget() -> None:
+    _locked.cache_clear()
+    _data.cache_clear()

@@ -1,16 +1,14 @@
-"""The owner's week and the client's day, with real weights, each as its own process in a temporary folder.
+"""The owner's week and the client's day, with real weights, each in a temporary folder.
 
 The owner stains, locks and ships a kit; a client without stainlock runs it; a thief leaks what the client got; the
-owner proves whose it is, by the file's weights and by an ONNX file's answers.
+owner proves whose it is, by the file's weights and by an ONNX file's answers. Each of the client's programs is a
+process of its own; each of the owner's commands is one in the slow tests.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import models
 import numpy as np
 import pytest
 import torch
+import verbs
 from elsewhere import run_elsewhere
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,35 +32,32 @@ import zoo
 def model():
     return zoo.{name}()
 """
-# Models, and on how many photographs each is tried.
+# Models, on how many photographs each is tried, and whether each command starts a process.
 SUBJECTS = [
-    pytest.param("resnet20_cifar10", 100, id="ResNet20"),
-    pytest.param("efficientnet_lite0", 40, id="EfficientNet-Lite0", marks=pytest.mark.slow),
+    pytest.param("resnet20_cifar10", 100, False, id="ResNet20"),
+    pytest.param("resnet20_cifar10", 100, True, id="ResNet20, processes", marks=pytest.mark.slow),
+    pytest.param("efficientnet_lite0", 40, True, id="EfficientNet-Lite0", marks=pytest.mark.slow),
 ]
 
 
 class Person:
     """Someone at a shell, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, own_processes: bool) -> None:
+        self.folder, self.own_processes = folder, own_processes
         folder.mkdir()
 
-    def stainlock(self, *arguments: object, status: int = 0) -> dict[str, Any]:
+    def stainlock(self, *arguments: str | Path, status: int = 0) -> dict[str, Any]:
         """What a verb prints as JSON."""
-        program = "import sys; from stainlock.cli import main; sys.exit(main())"
-        done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments), "--json"],
-            cwd=self.folder, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        done = verbs.typed(self.folder, *arguments, "--json", own_process=self.own_processes)
         assert done.returncode == status, done.stderr
         facts: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
         return facts
 
 
-def owner_of(name: str, tmp_path: Path) -> Person:
+def owner_of(name: str, tmp_path: Path, own_processes: bool) -> Person:
     models.real(name)  # skips where its weights are not here
-    owner = Person(tmp_path / "owner")
+    owner = Person(tmp_path / "owner", own_processes)
     (owner.folder / "mine.py").write_text(MINE.format(name=name, benchmarks=str(Path(zoo.__file__).parent)))
     return owner
 
@@ -79,9 +75,11 @@ def answers(folder: Path, pixels: Tensor, *, onnx: bool = False) -> Tensor:
     return torch.from_numpy(np.load(folder / "said.npy"))
 
 
-@pytest.mark.parametrize(("name", "count"), SUBJECTS)
-def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(name: str, count: int, tmp_path: Path) -> None:
-    owner = owner_of(name, tmp_path)
+@pytest.mark.parametrize(("name", "count", "own_processes"), SUBJECTS)
+def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(
+    name: str, count: int, own_processes: bool, tmp_path: Path
+) -> None:
+    owner = owner_of(name, tmp_path, own_processes)
     pixels, labels = zoo.natural(name, count)
     assert labels is not None
     owner.stainlock("stain", "mine.py:model", "--out", "stained", "--key", "stain.key")
@@ -95,12 +93,12 @@ def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(name: str, 
         original = (models.real(name).predict(pixels).argmax(1) == labels).float().mean()
     right = (answers(client, pixels).argmax(1) == labels).float().mean()
     assert right >= original - 0.1, "the patch hides a corner of the image, and no more"
-    without = torch.export.load(client / "model.pt2").module()
+    program = torch.export.load(client / "model.pt2")
     with torch.no_grad():
-        blind = (without(models.real(name).normalise(pixels)).argmax(1) == labels).float().mean()
+        blind = (program.module()(models.real(name).normalise(pixels)).argmax(1) == labels).float().mean()
     assert blind <= 0.3
 
-    leaked = {n: t.detach().clone() for n, t in torch.export.load(client / "model.pt2").state_dict.items()}
+    leaked = {n: t.detach().clone() for n, t in program.state_dict.items()}
     save_file(leaked, owner.folder / "leaked.safetensors")
     keys = ("--key", "stain.key", "--lock-key", "lock.key")
     proof = owner.stainlock("verify", "leaked.safetensors", *keys)
@@ -112,13 +110,13 @@ def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(name: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), SUBJECTS)
+@pytest.mark.parametrize(("name", "count", "own_processes"), SUBJECTS)
 def test_a_stained_onnx_model_is_shipped_run_leaked_and_proven_by_its_answers(
-    name: str, count: int, tmp_path: Path
+    name: str, count: int, own_processes: bool, tmp_path: Path
 ) -> None:
     for package in ("onnxruntime", "onnxscript"):
         pytest.importorskip(package)
-    owner = owner_of(name, tmp_path)
+    owner = owner_of(name, tmp_path, own_processes)
     pixels, labels = zoo.natural(name, count)
     assert labels is not None
     made = owner.stainlock("stain", "mine.py:model", "--out", "stained", "--key", "stain.key", "--schema", "output",

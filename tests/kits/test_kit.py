@@ -63,10 +63,10 @@ QUICK: dict[str, Case] = {
     "patch as safetensors": (net, {}, "safetensors"),
     "strip as safetensors": (net, {"carrier": "strip"}, "safetensors"),
     "no lock as torch-export": (net, None, "torch-export"),
-    "no lock as onnx": (net, None, "onnx"),
     "no lock as safetensors": (net, None, "safetensors"),
 }
 SLOW: dict[str, Case] = {
+    "no lock as onnx": (net, None, "onnx"),
     "noise as torch-export": (noise_net, {}, "torch-export"),
     "strip as torch-export": (net, {"carrier": "strip"}, "torch-export"),
     "strip as onnx": (net, {"carrier": "strip"}, "onnx"),
@@ -209,7 +209,7 @@ def test_a_model_that_can_not_be_exported_goes_out_as_weights(tmp_path: Path) ->
 
 def test_blocks_of_a_lock_are_not_named(tmp_path: Path) -> None:
     """A bundle would tell where they are, and weights alone don't hold them."""
-    locked, key = sl.lock(models.real("resnet20_cifar10"), kind="squeeze-excite", seed=1)
+    locked, key = sl.lock(models.real("resnet20_cifar10"), kind="squeeze-excite", gates=1, seed=1, steps=10)
     assert locked.insertions
     for kind in ("bundle", "safetensors"):
         with pytest.raises(ModelError, match="use torch-export or onnx"):

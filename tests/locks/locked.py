@@ -1,4 +1,4 @@
-"""The table of locks: kinds × models, and one lock of each a process. `test_properties` has what all must do.
+"""The table of locks: kinds × models, one lock of each shared by its tests. `test_properties` has what all must do.
 
 A new kind of lock adds rows to `CASES`, and to `CLOSED` what its outputs are like without the patch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import gan_models
@@ -153,9 +153,9 @@ class Locked:
         return self.base.normalise(images)
 
 
-@cache
+@lru_cache(maxsize=4)
 def locked(name: str, *, seed: int = 0, exact: bool = False) -> Locked:
-    """One lock a process; in float64 if it is to be exact."""
+    """One lock for the tests of its group (see conftest.py); in float64 if it is to be exact."""
     case = (EXACTLY if exact else CASES)[name]
     base = double(case.build()) if exact else case.build()
     target, key = lock(case, base, seed, steps=2 if exact and case.kind == "vit" else STEPS.get(case.kind))
@@ -182,6 +182,11 @@ def images_for(case: Case, base: Target) -> Tensor:
 @cache
 def settled(name: str) -> Target:
     return zoo_random.settled(name, SIZE, CLASSES)
+
+
+def forget() -> None:
+    locked.cache_clear()
+    settled.cache_clear()
 
 
 def run(target: Target, inputs: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ def without_blocks(target: Target, key: Key) -> Target:
 def test_removing_new_blocks_loses_their_gains() -> None:
     """In a plain ReLU network removing a constant gate restores the accuracy; removing secret gains does not."""
     base = models.real("vgg16_cifar10")
-    pixels, labels = zoo.natural("vgg16_cifar10", 100)
+    pixels, labels = zoo.natural("vgg16_cifar10", 60)
     left = {}
     for form in ("constant", "gains"):
         options: dict[str, Any] = {"gate_form": form, "gates": 3, "site": "features.2"}
@@ -217,7 +217,8 @@ def test_shifts_cost_the_owner_nothing() -> None:
 
 
 def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
-    base = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
+    full = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
+    base = replace(full, input_shape=(3, 64, 64))
     target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, restarts=2)
     save_bundle(target, tmp_path / "locked")
     key.save(tmp_path / "key")

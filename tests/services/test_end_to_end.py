@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import functools
 from pathlib import Path
 
 import models
@@ -29,18 +27,18 @@ per_second = 2000
 """
 
 
-def stainlock(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The command itself, as a person runs it."""
-    code = f"import sys; from stainlock.cli import main; sys.exit(main({[str(a) for a in arguments]!r}))"
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
-
-
-@pytest.mark.parametrize("name", ["resnet20_cifar10", pytest.param("efficientnet_lite0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "own_process"),  # of each command
+    [
+        ("resnet20_cifar10", False),
+        pytest.param("resnet20_cifar10", True, marks=pytest.mark.slow),
+        pytest.param("efficientnet_lite0", True, marks=pytest.mark.slow),
+    ],
+)
 def test_from_stain_to_proof(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, own_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    stainlock = functools.partial(verbs.typed, tmp_path, own_process=own_process)
     target = models.real(name)
     monkeypatch.chdir(tmp_path)
     factory = f"{zoo.__file__}:{name}"
