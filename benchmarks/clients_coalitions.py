@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clients_leaker import STEPS
-from clients_models import Model, header, row, traced
+from clients_million import Found, trace_all
+from clients_models import Model, header, row
 from stainlock.attacks import all_collusions
 from stainlock.attacks.collusion.coalition import Collusion
 from stainlock.attacks.paper.fine_tune import fine_tuned
-from stainlock.fingerprints import Reading, Trace, read
+from stainlock.fingerprints import read
 from stainlock.plan import Plan, Replacement
 from stainlock.randomness import Randomness
 
@@ -37,27 +39,58 @@ def _eight_bits(tensor: Tensor) -> Tensor:
 AFTERWARDS: dict[str, Then] = {"": lambda tensor: tensor, "pruned": _pruned, "int8": _eight_bits}
 
 
-def coalitions(models: list[Model], sizes: list[int], names: list[str]) -> list[str]:
-    """Prints the tables; returns what was missed."""
+def coalitions(models: list[Model], sizes: list[int], names: list[str], clients: int, pieces: int) -> list[str]:
+    """Prints the tables; returns what was missed.
+
+    Every file is traced whole among all clients, and ``pieces`` random halves of it among a tenth of them.
+    """
     missed = []
     for model in models:
-        print(f"\n{model.name}: members named, of those there are; least |z| of a member in the first round. No")
-        print("innocent of 1000 was named unless it is said. Threshold and p-values are for 1,000,000 clients.\n")
-        header("collusion", "members", *(what or "as it is" for what in AFTERWARDS))
-        for size in sizes:
-            merged = {name: {what: np.zeros(model.chips) for what in AFTERWARDS} for name in names}
-            for name in model.weights:
-                for collusion, tensor in _merged(model, name, size, names):
-                    for what, then in AFTERWARDS.items():
-                        own = read({name: then(tensor)}, model.weights, model.only(name))
-                        merged[collusion.name][what] += own.chips
-                gc.collect()
-            for name, by_what in merged.items():
-                found = {what: _traced(model, chips, size) for what, chips in by_what.items()}
-                row(name, size, *(_cell(one, size) for one in found.values()))
-                missed += [f"{model.name}, {name} of {size} {what}: {why}" for what, one in found.items()
-                           for why in _missed(name, what, one, size)]  # fmt: skip
+        kinds = [(name, size, what) for name in names for size in sizes for what in AFTERWARDS]
+        readings = _readings(model, sizes, names)
+        whole = [readings[kind].sum(0, dtype=np.float64) for kind in kinds]
+        found = dict(zip(kinds, trace_all(np.stack(whole), [size for _, size, _ in kinds], clients), strict=True))
+        print(
+            f"\n{model.name}, amplitude {model.layout.amplitude:g}: members named of the file as it is / with half of"
+        )
+        print("its weights pruned / in 8 bits. In brackets, of these three files: the least |z| of a member, and the")
+        print(f"least of the largest. {clients} clients were looked at.\n")
+        header("collusion", *(f"{size} members" for size in sizes))
+        for name in names:
+            row(name, *(_cell([found[name, size, what] for what in AFTERWARDS]) for size in sizes))
+        missed += [f"{model.name}, {name} of {size} {what}: {why}" for (name, size, what), one in found.items()
+                   for why in _missed(name, what, one, size)]  # fmt: skip
+        missed += _halves(model.name, readings, clients // 10, pieces)
     return missed
+
+
+def _readings(model: Model, sizes: list[int], names: list[str]) -> dict[tuple[str, int, str], NDArray[np.float32]]:
+    """What each tensor of every coalition's file adds to the reading: ``(tensors, chips)``."""
+    shape = (len(model.weights), model.chips)
+    found = {(n, size, what): np.zeros(shape, np.float32) for n in names for size in sizes for what in AFTERWARDS}
+    for size in sizes:
+        for number, name in enumerate(model.weights):
+            for collusion, tensor in _merged(model, name, size, names):
+                for what, then in AFTERWARDS.items():
+                    own = read({name: then(tensor)}, model.weights, model.only(name))
+                    found[collusion.name, size, what][number] = own.chips
+            gc.collect()
+    return found
+
+
+def _halves(
+    name: str, readings: dict[tuple[str, int, str], NDArray[np.float32]], clients: int, pieces: int
+) -> list[str]:
+    """Files of which only some tensors are left, each drawn with probability one half: who is named in them?"""
+    random = np.random.default_rng(0)
+    found: list[Found] = []
+    for _ in range(pieces):
+        kept = [own[random.random(len(own)) < 0.5].sum(0, dtype=np.float64) for own in readings.values()]
+        found += trace_all(np.stack(kept), [size for _, size, _ in readings], clients)
+    wrong, someone = sum(one.innocents > 0 for one in found), sum(one.members > 0 for one in found)
+    print(f"\n{len(found)} files of which half of the tensors are left, each traced among {clients} clients:")
+    print(f"{someone} name a member, {wrong} an innocent client")
+    return [f"{name}: {wrong} of {len(found)} traces named an innocent"] if wrong else []
 
 
 def _merged(model: Model, name: str, size: int, names: list[str]) -> Iterator[tuple[Collusion, Tensor]]:
@@ -75,37 +108,28 @@ def _merged(model: Model, name: str, size: int, names: list[str]) -> Iterator[tu
         yield collusion, torch.cat(parts)
 
 
-def _traced(model: Model, chips: np.ndarray, size: int) -> Trace:
-    return traced(Reading(chips, model.layout.weights, model.layout.weights, {}), size)
+def _cell(found: list[Found]) -> str:
+    named = " / ".join(f"{one.members}" + (f" **{one.innocents} innocent**" if one.innocents else "") for one in found)
+    sizes = [np.abs(one.scores) for one in found]
+    return f"{named} ({min(z.min() for z in sizes):.1f} to {min(z.max() for z in sizes):.1f})"
 
 
-def _named(found: Trace, size: int) -> tuple[int, int]:
-    members = sum(a.client < size for a in found.accused)
-    return members, len(found.accused) - members
-
-
-def _cell(found: Trace, size: int) -> str:
-    members, innocents = _named(found, size)
-    least = f"{members} of {size}, {np.abs(found.scores[:size]).min():.1f}"
-    return least + (f", **{innocents} innocent**" if innocents else "")
-
-
-def _missed(name: str, what: str, found: Trace, size: int) -> list[str]:
-    members, innocents = _named(found, size)
+def _missed(name: str, what: str, found: Found, size: int) -> list[str]:
     return [
-        *(["no member named"] if members == 0 else []),
-        *([f"{members} named"] if name == "average" and not what and size <= 50 and members < size else []),
-        *([f"{innocents} innocents"] if innocents else []),
+        *(["no member named"] if found.members == 0 else []),
+        *([f"{found.members} named"] if name == "average" and not what and size <= 50 and found.members < size else []),
+        *([f"{found.innocents} innocents"] if found.innocents else []),
     ]
 
 
-def tuned_coalitions(model: Model, sizes: list[int], names: list[str]) -> list[str]:
+def tuned_coalitions(model: Model, sizes: list[int], names: list[str], clients: int) -> list[str]:
     """Collusion, then fine-tuning of all layers; prints the table, returns what was missed."""
     print(f"\n{model.name}: collusion, then fine-tuning of all layers, {STEPS[model.name]} steps at 1e−3;")
-    print(f"{model.performance(model.base):.1f} before, {model.images} images\n")
-    header("collusion", "members", "performance of the file", "fine-tuned", "members named")
-    missed = []
+    print(f"{model.performance(model.base):.1f} before, {model.images} images. {clients} clients were looked at.\n")
+    header("collusion", "members", "performance of the file", "fine-tuned", "members named (least and largest |z|)")
+    missed: list[str] = []
     pixels, labels = (part[: model.thief] for part in model.data)
+    done, readings = [], []
     for size in sizes:
         files: dict[str, list[Replacement]] = {name: [] for name in names}
         for name in model.weights:
@@ -116,7 +140,10 @@ def tuned_coalitions(model: Model, sizes: list[int], names: list[str]) -> list[s
             generator = torch.Generator().manual_seed(0)
             steps = STEPS[model.name]
             tuned = fine_tuned(target, pixels, labels, 1e-3, generator=generator, steps=steps, gently=True)
-            found = traced(model.read(tuned.model.state_dict()), size)
-            row(name, size, f"{model.performance(target):.1f}", f"{model.performance(tuned):.1f}", _cell(found, size))
-            missed += [f"{model.name}, {name} of {size} fine-tuned: {why}" for why in _missed(name, "t", found, size)]
+            done.append((name, size, model.performance(target), model.performance(tuned)))
+            readings.append(model.read(tuned.model.state_dict()).chips)
+    traces = trace_all(np.stack(readings), [size for _, size, *_ in done], clients)
+    for (name, size, before, after), found in zip(done, traces, strict=True):
+        row(name, size, f"{before:.1f}", f"{after:.1f}", _cell([found]))
+        missed += [f"{model.name}, {name} of {size} fine-tuned: {why}" for why in _missed(name, "t", found, size)]
     return missed

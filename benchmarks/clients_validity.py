@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from clients_models import CHOSEN_ON, CLIENTS, Model, header, row, secrets, traced
+from clients_models import CLIENTS, Model, header, row, secrets, traced
 from stainlock.attacks import all_attacks
 from stainlock.fingerprints.streams import packed_codes, signs
 from stainlock.fingerprints.tracing import LEVEL, threshold_for
@@ -89,23 +89,3 @@ def amplitudes(models: list[Model]) -> None:
 
 def _score(model: Model, state: dict[str, torch.Tensor]) -> float:
     return float(traced(model.read(state), 1).scores[0])
-
-
-def choose() -> None:
-    """Chips and amplitude on the models that nothing is reported of: what they cost, and what they carry."""
-    header("model", "amplitude", "chips", "performance, mean of 5 clients", "z as it is", "z noise 10 %",
-           "least z of 50 averaged")  # fmt: skip
-    for name in CHOSEN_ON:
-        plain = Model(name, 400)
-        row(name, 0, "", f"{plain.performance(plain.base):.2f}", "", "", "")
-        for amplitude in (0.003, 0.01, 0.03):
-            for chips in (4096, 16384, 32768):
-                model = Model(name, 400, amplitude, chips)
-                means = [model.performance(model.copy(i)) for i in range(5)] if chips == 16384 else []
-                copied = model.copy(0)
-                noisy = all_attacks()["perturb"].run(model.subject(copied), 0.1).target
-                assert noisy is not None
-                many = {n: torch.stack([model.copied(n, i) for i in range(50)]).mean(0) for n in model.weights}
-                row(name, amplitude, chips, f"{np.mean(means):.2f}" if means else "",
-                    f"{_score(model, copied.model.state_dict()):.1f}", f"{_score(model, noisy.model.state_dict()):.1f}",
-                    f"{traced(model.read(many), 50).scores[:50].min():.1f}")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import shutil
 import sqlite3
 from pathlib import Path
@@ -16,6 +17,8 @@ from stainlock.clients.database import connect
 from stainlock.clients.log import Receipt
 from stainlock.clients.secrets import MasterSecret
 from stainlock.errors import FileError
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: stainlock[ray]")
 
 
 def digests(path: Path) -> dict[str, bytes]:
@@ -113,13 +116,15 @@ def test_everyone_gets_a_copy_and_those_there_stay(registry: sl.Registry) -> Non
     assert [path for path in Path("copies").iterdir() if path.name.startswith(".")] == []
 
 
-def test_processes_give_the_same_bytes(registry: sl.Registry) -> None:
+@pytest.mark.parametrize("ray", [None, pytest.param("local", marks=needs_ray)])
+def test_processes_and_ray_give_the_same_bytes(registry: sl.Registry, ray: str | None) -> None:
     registry.issue_all("one", lock="keyed")
     shutil.move("clients.db", "old.db")
     other = sl.Registry("new.db", secret="clients.secret")
     other.init("mine.py:model")
     other.add("acme", "globex", "initech")
-    other.issue_all("two", lock="keyed", workers=2)
+    other.issue_all("two", lock="keyed", workers=2, ray=ray)
+    assert other.count() == (3, 3)
     for name in ("acme", "globex", "initech"):
         assert digests(Path("one") / name) == digests(Path("two") / name)
 

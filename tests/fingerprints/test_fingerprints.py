@@ -96,7 +96,7 @@ def test_the_mark_has_the_size_that_was_asked_for() -> None:
     for name in layout("convolutions").shapes:
         moved = (copy[name] - weights[name]).flatten(1).square().mean(1).sqrt()
         size = weights[name].flatten(1).square().mean(1).sqrt()
-        assert float((moved / size).mean()) == pytest.approx(0.01, rel=0.1)
+        assert float((moved / size).mean()) == pytest.approx(layout("convolutions").amplitude_of(name), rel=0.1)
     unchanged = set(weights) - set(layout("convolutions").shapes)
     assert all(torch.equal(copy[name], weights[name]) for name in unchanged)
 
@@ -194,6 +194,13 @@ def test_another_architecture_accuses_no_one_and_says_what_is_missing() -> None:
     assert trace(reading, map(secret, range(50))).accused == ()
     assert reading.missing == dict.fromkeys(layout("perceptron").shapes, "not there")
     assert reading.reach == 0 < threshold_for(50, 1e-6)
+
+
+def test_a_tensors_mark_grows_with_the_root_of_its_size() -> None:
+    own = Layout(MODEL_SECRET, {"small": (8, 512), "large": (32, 2048), "square": (4, 4096)}, amplitude=0.02)
+    assert own.amplitude_of("large") == pytest.approx(4 * own.amplitude_of("small"))
+    mean_square = sum(size * own.amplitude_of(name) ** 2 for name, size in own.sizes.items()) / own.weights
+    assert mean_square == pytest.approx(0.02**2)
 
 
 @pytest.mark.parametrize(

@@ -33,5 +33,5 @@ def fingerprinted(layout: Layout, name: str, tensor: Tensor, signs: Tensor) -> T
     """
     base = tensor.detach().cpu()
     wide = torch.promote_types(base.dtype, torch.float32)
-    steps = (layout.amplitude * row_scales(base)).to(wide).view(-1, *(1,) * (base.dim() - 1))
+    steps = (layout.amplitude_of(name) * row_scales(base)).to(wide).view(-1, *(1,) * (base.dim() - 1))
     return spread(layout, name, signs).to(wide).mul_(steps).add_(base).to(base.dtype)

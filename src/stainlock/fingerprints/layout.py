@@ -4,16 +4,25 @@ Every parameter with two axes or more and at least 1024 weights carries: convolu
 Biases and norms are left alone: they are few, and a model depends on each of them much more. In row r of a tensor (its
 first axis) the mark's standard deviation is
 
-    a · scale_r,    scale_r = √(mean of the row's squared weights), rounded to 8 significant bits
+    a_t · scale_r,    scale_r = √(mean of the row's squared weights), rounded to 8 significant bits
 
 so that no row gets more than another relative to its size, and a dead row gets nothing. The rounding makes the scale,
 and with it every bit of an issued file, the same on machines that add up in another order.
+
+Small tensors are what a model is sensitive to: as a rule a relative change of a whole tensor does the same harm however
+many weights it has. So a tensor's amplitude grows with the root of its size n_t,
+
+    a_t = a · √(n_t / n̂),    n̂ = Σ n_t² / Σ n_t,
+
+by which the mean of a_t² over all weights is a²: the score stays what it is, and the harm becomes a fraction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -58,10 +67,19 @@ class Layout:
         shapes = {name: tuple(tensor.shape) for name, tensor in carriers(base).items()}
         return Layout(secret, shapes, chips, amplitude)
 
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """How many weights of each tensor carry."""
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
+
     @property
     def weights(self) -> int:
         """How many weights carry."""
-        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+        return sum(self.sizes.values())
+
+    def amplitude_of(self, name: str) -> float:
+        """a_t of a tensor."""
+        return self.amplitude * math.sqrt(self.sizes[name] * self.weights / sum(n * n for n in self.sizes.values()))
 
 
 def carriers(base: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ def read(suspect: Mapping[str, Tensor], base: Mapping[str, Tensor] | None, layou
         elif not (theirs.is_floating_point() or theirs.is_quantized):
             missing[name] = f"type {theirs.dtype}"
         else:
-            values, used = _scored(theirs, ours, layout.amplitude)
+            values, used = _scored(theirs, ours, layout.amplitude_of(name))
             compared += used
             if used:
                 chips += fold(layout, name, values)
