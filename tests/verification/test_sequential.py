@@ -75,6 +75,18 @@ def test_what_looks_alike_to_people_makes_a_hit_worthless(key: Key) -> None:
     assert queries == 4 * triggers, "three look-alikes decide; the other ten are not asked"
 
 
+def test_a_hit_pays_by_how_many_of_its_pictures_are_given_the_class(key: Key) -> None:
+    own = with_classes(key, [1] * 6, 1000)
+    p, _, _ = asked(own, lambda i, q: 1 if q in (0, LOOK_ALIKES) else 0, significance=1e-3)
+    assert p == pytest.approx((1 - BET + BET * 14 / 2) ** -4), "two of fourteen: half of what one of fourteen pays"
+
+
+def test_a_hit_that_people_would_expect_pays_nothing(key: Key) -> None:
+    own = with_classes(key, [1] * 6, 1000)
+    p, _, _ = asked(own, lambda i, q: 1 if q <= 2 else 0, significance=1e-3)
+    assert p == 1.0, "three of fourteen, two of them alike to people"
+
+
 def _rates(
     answers: Callable[[np.random.Generator, Key], Answer], key: Key, drawn: bool, runs: int = 4000
 ) -> list[float]:
