@@ -68,6 +68,12 @@ def test_members_of_a_coalition_are_named_and_no_one_else(colluders: int) -> Non
     assert np.flatnonzero(found.scores > found.threshold).max() < colluders
 
 
+def test_clients_are_named_by_their_place_among_thousands() -> None:
+    mixed = code(secret(3), 1024) + code(secret(4500), 1024)
+    found = trace(reading(mixed), map(secret, range(5000)))
+    assert {a.client for a in found.accused} == {3, 4500}
+
+
 def test_the_second_round_names_a_minor_member() -> None:
     mixed = code(secret(0), CHIPS) + 0.12 * code(secret(1), CHIPS)
     found = trace(reading(mixed), map(secret, range(1000)))
