@@ -97,6 +97,7 @@ def test_a_strip_higher_than_the_image_is_read_from_the_image_repeated() -> None
     assert key.details["layout"]["rows"] * key.details["layout"]["tile"] > target.input_shape[1]
     certificate = certify_keyed(locked, key, [pixels])
     assert 30 <= (certificate.nearest or 0) <= (certificate.farthest or 0) <= 98
+    assert certificate.bounds == {"one_image": pytest.approx(2.0**-128), "all_images": pytest.approx(4 * 2.0**-128)}
     with pytest.raises(ValueError, match=r"expected images that hold the key's 128 bits in 64×16 pixels"):
         certify_keyed(locked, key, [pixels[..., :8]])
 
