@@ -190,6 +190,11 @@ class Tokens(Piece):
         return self.b(self.between(torch.relu(self.a(x.flatten(2).transpose(1, 2)))))
 
 
+class Moved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1)
+
+
 def with_self(x: Tensor) -> Tensor:
     return torch.cat([x, x], 1)
 
@@ -215,6 +220,16 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
     "split": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.chunk(2, 1)[1], nn.Conv2d(4, 5, 3)),
     "slice of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x[:, 2:6], nn.Conv2d(4, 5, 3)),
     "permute": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 2, 3, 1), nn.Linear(8, 5)),
+    "permute and back": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 2, 3, 1).permute(0, 3, 1, 2), nn.Conv2d(8, 5, 3)
+    ),
+    "permute twice": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 2, 3, 1).permute(0, 2, 3, 1), nn.Conv2d(6, 5, 3)
+    ),
+    "permute positions": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 1, 3, 2), nn.Conv2d(8, 5, 3)),
+    "permute in front of the activation": lambda: Piece(
+        nn.Sequential(nn.Conv2d(16, 8, 3), Moved()), lambda x: x, nn.Linear(8, 5)
+    ),
     "cat with itself": lambda: Piece(nn.Conv2d(16, 8, 3), with_self, nn.Conv2d(16, 5, 3)),
     "cat negative axis": lambda: Piece(
         nn.Conv2d(16, 8, 3), lambda x: torch.cat([x[:, :3], x], -3), nn.Conv2d(11, 5, 3)
@@ -245,6 +260,9 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
         nn.Linear(16, 8), lambda x: x.transpose(1, 2).unflatten(2, (8, 8)), nn.Conv2d(8, 5, 3)
     ),
     "mixed tokens": lambda: Tokens(nn.Linear(16, 64), lambda x: x.transpose(1, 2), nn.Linear(64, 5)),
+    "layer norm over channels": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (8,)), nn.Linear(8, 5)
+    ),
     "instance norm": lambda: Piece(nn.Conv2d(16, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 5, 3)),
     "group norm": lambda: Piece(nn.Conv2d(16, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 5, 3)),
     "upsampling": lambda: Piece(nn.Conv2d(16, 8, 3), nn.Upsample(scale_factor=2), nn.Conv2d(8, 5, 3)),
@@ -258,7 +276,7 @@ def test_nothing_is_guessed(name: str) -> None:
     """Readers are the true ones at the true inputs; where there is no rule, the op is named and none is claimed."""
     piece = PIECES[name]()
     target = Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))
-    site = analyse(target).site("a")
+    site = analyse(target).site("a" if isinstance(piece.a, LAYERS) else "a.0")
     for channel in (0, 3):
         check_readers(target, site, channel)
     assert site.readers or site.stops
@@ -267,12 +285,16 @@ def test_nothing_is_guessed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["view", "reshape", "sum in place", "every other position", "pad channels",
-                                  "shortcut of CIFAR ResNets", "cat of channels"])  # fmt: skip
+                                  "shortcut of CIFAR ResNets", "cat of channels", "permute", "permute and back",
+                                  "permute in front of the activation"])  # fmt: skip
 def test_a_channel_is_followed_through(name: str) -> None:
     """These have rules: the reader is found, not just refused."""
     piece = PIECES[name]()
-    site = analyse(Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))).site("a")
+    site = analyse(Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))).site(
+        "a" if isinstance(piece.a, LAYERS) else "a.0"
+    )
     assert [reader.module for reader in site.readers] == ["b"]
+    assert site.activation is not None, "the one behind the permutation silences it, too"
 
 
 class Wrapped(nn.Module):

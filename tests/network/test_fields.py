@@ -218,3 +218,70 @@ def test_patches_are_no_larger_than_the_image() -> None:
     target = models.library("torchvision:resnet18", 64)
     for site in analyse(target).sites.values():
         assert all(1 <= n <= 64 for n in site.patch), site.name
+
+
+class ChannelsFirst(nn.LayerNorm):
+    """Layer norm over the second axis, as torchvision, timm and transformers have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Block(nn.Module):
+    """A ConvNeXt's block, with whatever lies between its first layer and its second."""
+
+    def __init__(
+        self, between: Callable[[Tensor], Tensor] = lambda x: x, norm: Callable[[], nn.Module] | None = None
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, stride=2)
+        self.stem_norm = ChannelsFirst(8) if norm is None else norm()
+        self.depthwise, self.norm = nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.LayerNorm(8)
+        self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.gamma = nn.Parameter(torch.ones(8))
+        self.down = nn.Conv2d(8, 8, 2, stride=2)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem_norm(self.stem(x))
+        y = self.between(self.norm(self.depthwise(x).permute(0, 2, 3, 1)))
+        y = self.gamma * self.second(torch.nn.functional.gelu(self.first(y)))
+        return self.down(x + y.permute(0, 3, 1, 2))
+
+
+def blocks(block: nn.Module) -> tuple[Target, list[Site]]:
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    target = Target(block.double().eval(), (3, 21, 26), **CONVENTIONS)
+    sites = analyse(target).sites
+    return target, [sites[name] for name in ("stem", "depthwise", "first", "second", "down")]
+
+
+def test_fields_where_channels_are_last() -> None:
+    target, sites = blocks(Block())
+    maps = outputs(target, sites)
+    for site in sites:
+        assert site.field is not None, site.name
+        own = [m.movedim(-1, 1) if site.kind == "linear" else m for m in maps[site.name]]
+        for position in positions(site):
+            check(target, site, position, support(own, position))
+
+
+MIXED: dict[str, Callable[[], nn.Module]] = {
+    "group norm": lambda: Block(norm=lambda: nn.GroupNorm(2, 8)),
+    "layer norm over positions too": lambda: Block(norm=lambda: nn.LayerNorm([8, 9, 12])),
+    "rows joined": lambda: Block(lambda x: torch.cat([x[:, :4], x[:, 4:]], 1)),
+    "rows moved": lambda: Block(lambda x: torch.nn.functional.pad(x[:, :-1], (0, 0, 0, 0, 1, 0))),
+    "rows and columns exchanged": lambda: Block(lambda x: x.permute(0, 2, 1, 3).permute(0, 2, 1, 3)),
+    "columns mixed": lambda: Block(lambda x: x @ torch.ones(8, 8, dtype=x.dtype)),
+    "pooled": lambda: Block(lambda x: torch.nn.functional.avg_pool2d(x, 3, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_may_mix_positions_sees_everything(name: str) -> None:
+    """Behind these nothing is claimed, whether they mix or not."""
+    _, sites = blocks(MIXED[name]())
+    assert next(site for site in sites if site.name == "first").field is None
+    assert next(site for site in sites if site.name == "stem").field is not None

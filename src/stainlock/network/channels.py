@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from stainlock.errors import UnsupportedOp
 from stainlock.network.activations import Activation
-from stainlock.network.ops import Kind, op_of
+from stainlock.network.ops import TO_LAST, Kind, axes_of, op_of
 from stainlock.network.trace import TracedPart
 
 
@@ -24,6 +24,7 @@ class Reason(Enum):
 
     RETURNED = "the model returns the channel itself: choose another site"
     GATES = "it gates a product: choose another site"
+    MIXED = "it divides the channel by what others are: choose a site behind it"
     GROUPED = "a grouped convolution keeps the signal within its group: choose a site behind it"
     SHARED = "its weights are used in several places: choose a site behind it"
     CORNER_UNSEEN = "its kernel does not reach position (0, 0): choose a site behind it"
@@ -143,6 +144,8 @@ def follow(part: TracedPart, site: fx.Node) -> Followers:
             alone = found.activation is None
         elif op.kind is Kind.ACTIVATION:
             found.activation, alone = op.activation, False
+        elif op.kind is Kind.PERMUTE and _moves(part, user, tokens=tokens):
+            tokens = not tokens
         elif op.kind is not Kind.NOTHING:
             break
         node = user
@@ -171,9 +174,13 @@ def _step(part: TracedPart, place: _Place, user: fx.Node, found: Followers) -> I
         yield replace(here, path=(*place.path, *activated))
     elif op.kind is Kind.NOTHING:
         yield here
+    elif op.kind is Kind.PERMUTE and _moves(part, user, tokens=place.tokens):
+        yield replace(here, tokens=not place.tokens)
+    elif op.kind is Kind.MIXING:
+        found.stops.append(stop_at(part, user, Reason.MIXED))
     elif op.kind is Kind.DENSE and _reads(part, place, user):
         found.readers.append(Reader(part.path(user), place.offset, place.repeat, place.path, place.merged))
-    elif place.tokens or op.kind in (Kind.DENSE, Kind.UNKNOWN):
+    elif place.tokens or op.kind in (Kind.DENSE, Kind.UNKNOWN, Kind.PERMUTE):
         found.stops.append(stop_at(part, user, Reason.UNKNOWN))
     elif op.kind is Kind.GROUPED:
         found.stops.append(stop_at(part, user, Reason.GROUPED))
@@ -188,6 +195,11 @@ def _step(part: TracedPart, place: _Place, user: fx.Node, found: Followers) -> I
         )  # fmt: skip
     else:
         found.stops.append(stop_at(part, user, Reason.GATES if op.kind is Kind.PRODUCT else Reason.UNKNOWN))
+
+
+def _moves(part: TracedPart, node: fx.Node, *, tokens: bool) -> bool:
+    """Whether a permutation moves channels from the axis where they are to the other."""
+    return (axes_of(part, node) == TO_LAST) is not tokens
 
 
 def _reads(part: TracedPart, place: _Place, layer: fx.Node) -> bool:

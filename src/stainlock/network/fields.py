@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from stainlock.network.ops import POINT, Window, op_of
+from stainlock.network.ops import POINT, Kind, Window, canonical, channels_are_last, op_of
 from stainlock.network.trace import TracedPart
 
 
@@ -38,6 +38,11 @@ class Axis:
 
 Field = tuple[Axis, Axis]  # vertical, horizontal
 
+# What acts at each position by itself wherever channels are; windows of the other operations are those of maps with
+# channels on the second axis.
+_ANYWHERE = {Kind.DENSE, Kind.MIXING, Kind.PERMUTE, Kind.ACTIVATION, Kind.NOTHING, Kind.SUM, Kind.PRODUCT}
+_ELEMENTWISE = ("add", "sub", "mul", "truediv", "neg")
+
 
 def receptive_fields(part: TracedPart) -> dict[fx.Node, Field | None]:
     """The field of every node's output that depends on the image; None means the whole input."""
@@ -53,15 +58,28 @@ def receptive_fields(part: TracedPart) -> dict[fx.Node, Field | None]:
 
 def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[Field | None]) -> Field | None:
     known = [field for field in seen if field is not None]
-    window = op_of(part, node).window()
+    op = op_of(part, node)
+    window = op.window()
     if len(known) < len(seen) or window is None or len(part.shapes.get(node, ())) != 4:
+        return None
+    maps = [n for n in sources if len(part.shapes.get(n, ())) == 4]
+    last = {channels_are_last(part, n) for n in maps}
+    anywhere = op.kind in _ANYWHERE or canonical(part.operation(node)) in _ELEMENTWISE
+    if last == {True, False} or (last == {True} and (window != POINT or not anywhere)):
+        return None
+    if op.kind is Kind.PERMUTE and channels_are_last(part, node) in last:  # not between the two orders
         return None
     if window != POINT or len(known) == 1:
         # A factor of one pixel, such as a pooled gate, broadcasts: the positions are not those of the source.
-        same = window != POINT or part.shapes[node][2:] == part.shapes.get(sources[0], ())[2:]
+        same = window != POINT or _size(part, node) == _size(part, sources[0])
         return _through(known[0], window) if same and len(known) == 1 else None
-    sizes = {part.shapes[n][2:] for n in (node, *sources) if len(part.shapes.get(n, ())) == 4}
-    return _union(known) if len(sizes) == 1 else None
+    return _union(known) if len({_size(part, n) for n in (node, *maps)}) == 1 else None
+
+
+def _size(part: TracedPart, node: fx.Node) -> tuple[int, ...]:
+    """How many positions a map has."""
+    shape = part.shapes.get(node, ())
+    return shape[1:-1] if channels_are_last(part, node) else shape[2:]
 
 
 def _through(source: Field, window: Window) -> Field:

@@ -1,6 +1,7 @@
 """What every operation does to a channel: the one table that stains, locks, certificates and attacks ask.
 
-A map has its channels on the second axis. Each row of `TABLE` says of one operation
+A map has its channels on the second axis, or between two permutations on the last (`channels_are_last`). Each row of
+`TABLE` says of one operation
 
 - ``span``: where channel 0 of a source comes out, and how many values wide; the other channels follow;
 - ``window``: which positions of its source one of its positions sees (kernel, stride, padding, dilation);
@@ -50,6 +51,8 @@ class Kind(Enum):
     JOIN = "puts channels behind each other"
     SUM = "adds maps, channel to channel"
     PRODUCT = "multiplies maps, channel by channel"
+    MIXING = "scales each by what others are"
+    PERMUTE = "moves them to another axis"
     SLICE = "leaves out positions"
     UNKNOWN = "has no rule"
 
@@ -175,6 +178,30 @@ def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
     return node.kwargs.get(name, node.args[place] if len(node.args) > place else default)
 
 
+# --- where channels are -----------------------------------------------------------------------------------------------
+
+TO_LAST, TO_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def axes_of(part: TracedPart, node: fx.Node) -> tuple[int, ...]:
+    """The order into which a permutation puts axes, as a method, a function or a module of torchvision's has it."""
+    given: Any = part.leaf(node).dims if node.op == "call_module" else argument(node, 1, "dims")
+    axes = given if isinstance(given, list | tuple) else node.args[1:]
+    return tuple(d % 4 if isinstance(d, int) else -1 for d in axes)
+
+
+def channels_are_last(part: TracedPart, node: fx.Node) -> bool:
+    """Whether a map has its channels behind its positions."""
+    if not part.last and part.shapes:
+        for each in part.graph.nodes:
+            moved = op_of(part, each).kind is Kind.PERMUTE
+            mapped = len(part.shapes.get(each, ())) == 4
+            part.last[each] = mapped and (
+                axes_of(part, each) == TO_LAST if moved else any(part.last.get(n, False) for n in part.sources(each))
+            )
+    return part.last.get(node, False)
+
+
 # --- where channels go ------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +300,12 @@ def _not_over_space(part: TracedPart, node: fx.Node) -> bool:
     return bool(axes) and all(isinstance(d, int) and d % 4 in (0, 1) for d in axes)
 
 
+def _is_known_move(part: TracedPart, node: fx.Node) -> bool:
+    """Between channels on the second axis and channels on the last."""
+    mapped = len(part.shapes.get(node, ())) == 4 and (node.op != "call_module" or hasattr(part.leaf(node), "dims"))
+    return mapped and axes_of(part, node) in (TO_LAST, TO_SECOND)
+
+
 # --- which positions see which ----------------------------------------------------------------------------------------
 
 
@@ -282,6 +315,8 @@ def _point(part: TracedPart, node: fx.Node) -> Window:
 
 def _kernel(part: TracedPart, node: fx.Node) -> Window | None:
     layer = part.leaf(node)
+    if isinstance(layer, nn.Linear) and channels_are_last(part, node):
+        return POINT
     if not isinstance(layer, nn.Conv2d):
         return None
     kernel, stride, dilation = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
@@ -306,6 +341,27 @@ def _observed_padding(layer: nn.Conv2d, shape: tuple[int, ...], axis: int) -> in
             if layer(probe).select(axis, 0).isnan().any():
                 return reach - row
     return reach
+
+
+def _norm_window(part: TracedPart, node: fx.Node) -> Window | None:
+    """A norm over the channels of each position sees that position alone; one over positions sees all of them. Which of
+    these a class does is observed: NaN at one position."""
+    source = part.sources(node)[0]
+    shape = part.shapes.get(source, ())
+    if len(shape) != 4 or node.op != "call_module":
+        return None
+    layer = part.leaf(node)
+    like = next(layer.parameters(), torch.zeros(()))
+    probe = torch.zeros(1, *shape[1:], device=like.device, dtype=like.dtype)
+    maps = probe.movedim(-1, 1) if channels_are_last(part, source) else probe
+    maps[..., 0, 0] = float("nan")
+    try:
+        with torch.no_grad():
+            given = layer(probe)
+    except Exception:  # the layer's own code
+        return None
+    found = (given.movedim(-1, 1) if channels_are_last(part, source) else given).isnan().any(1)
+    return POINT if found.shape == maps[:, 0].shape and int(found.sum()) == 1 else None
 
 
 def _pool(part: TracedPart, node: fx.Node) -> Window:
@@ -460,6 +516,9 @@ TABLE: Sequence[Rule] = (
         Kind.SLICE, names=_names("getitem"), fits=_keeps_corner,
         span=_same, window=_stride, keeps_sign=True, moments=_first,
     ),
+    # Group norm and layer norm divide a channel by the spread of others: none is followed through them.
+    Rule(Kind.MIXING, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), window=_norm_window),
+    Rule(Kind.PERMUTE, names=_names("permute", "Permute"), fits=_is_known_move, window=_point),
     # These act at each position by itself, but no channel is followed through them.
     Rule(Kind.UNKNOWN, names=_names("add", "sub", "mul", "truediv", "neg", "cat"), window=_point),
     Rule(Kind.UNKNOWN, names=_names("flip"), fits=_not_over_space, window=_point),

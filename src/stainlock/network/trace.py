@@ -58,9 +58,9 @@ class TracedPart:
     """One traced submodule: its name within the model, its graph, and the shape of each node's output.
 
     ``sizes`` are the nodes without any tensor in their output: sizes, types, assertions. Both are empty where the part
-    could not be run by itself. ``rules`` remembers what `stainlock.network.ops` found out about each node. A graph that
-    ``runs`` can be run on other inputs; one that was recorded holds the example's sizes. ``traced`` is the copy
-    that fx has traced, with the constants that it has put there.
+    could not be run by itself. ``rules`` and ``last`` remember what `stainlock.network.ops` found out about each node.
+    A graph that ``runs`` can be run on other inputs; one that was recorded holds the example's sizes. ``traced`` is the
+    copy that fx has traced, with the constants that it has put there.
     """
 
     name: str
@@ -69,6 +69,7 @@ class TracedPart:
     shapes: Shapes = field(default_factory=dict)
     sizes: set[fx.Node] = field(default_factory=set)
     rules: dict[fx.Node, Any] = field(default_factory=dict)
+    last: dict[fx.Node, bool] = field(default_factory=dict)
     runs: bool = True
     traced: nn.Module | None = None
 
