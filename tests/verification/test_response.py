@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from stainlock import Target, stain, verify
+from stainlock import Target, lock, stain, verify
 from stainlock.network.network import analyse
 from stainlock.verification import Reference, response, verify_weights
 from stainlock.verification.reference import with_other_images
@@ -141,3 +141,23 @@ def test_the_channel_is_named_whichever_ridge_shows_it(monkeypatch: pytest.Monke
     marked, key = stain(models.mlp(), site="fc", seed=1)
     monkeypatch.setattr(response, "_RIDGES", (1e9, 1e-6, 1e9))
     assert verify(marked, key, method="response").channel == key.detectors[0].channel
+
+
+class Branching(nn.Sequential):
+    """Recorded, not traced: its way depends on a shape."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if x.shape[0] < 1000 else x
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_suspect_with_a_keyed_lock_is_told_to_be_opened_first(recorded: bool) -> None:
+    plain = models.conv_net()
+    target = Target(Branching(plain.model), (3, 32, 32), **models.UNIT) if recorded else plain
+    marked, key = stain(target, seed=0)
+    locked, opens = lock(marked, seed=1)
+    verdict = verify(locked, key, method="response")
+    assert not verdict.stained
+    assert "open it first" in verdict.note
+    assert "\n" not in verdict.note
+    assert verify(opens.original(locked), key, method="response").stained

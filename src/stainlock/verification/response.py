@@ -28,6 +28,7 @@ from torch import Tensor
 from stainlock.certificates import log_binomial_tail
 from stainlock.certificates.windows import windows_of
 from stainlock.errors import ModelError, SiteError
+from stainlock.gating.structure import Structure
 from stainlock.key import Key
 from stainlock.network.features import layer_input, respond
 from stainlock.network.network import analyse
@@ -185,6 +186,8 @@ def largest_natural(suspect: Target, key: Key, natural: Iterable[Tensor] | None)
 
 def _same_site(suspect: Target, key: Key, *, any_dimension: bool = False) -> Site | str:
     """The key's site in the suspect, or why it has none."""
+    if Structure.of(suspect) is not None:
+        return "the suspect has a keyed lock, which hides what its layers respond: open it first, with unlock --model"
     try:
         site = analyse(suspect).site(key.site)
     except (ModelError, SiteError) as error:
