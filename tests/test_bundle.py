@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,20 +30,33 @@ def make():
 """
 
 
+def write_factory(folder: Path) -> str:
+    (folder / "project").mkdir()
+    (folder / "project" / "nets.py").write_text(FACTORY)
+    (folder / "project" / "beside.py").write_text("WIDTH = 24\n")
+    return f"{folder / 'project' / 'nets.py'}:make"
+
+
 @pytest.fixture
 def factory(tmp_path: Path) -> str:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "nets.py").write_text(FACTORY)
-    (tmp_path / "project" / "beside.py").write_text("WIDTH = 24\n")
-    return f"{tmp_path / 'project' / 'nets.py'}:make"
+    return write_factory(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Key, Path]:
+    folder = tmp_path_factory.mktemp("saved")
+    target = Target.from_reference(write_factory(folder))
+    models.settle(target.model)
+    marked, key = stain(target, site="0", seed=3)
+    save_bundle(marked, folder / "out" / "bundle")
+    return marked, key, folder / "out"
 
 
 @pytest.fixture
-def made(factory: str, tmp_path: Path) -> tuple[Target, Key, Path]:
-    target = Target.from_reference(factory)
-    models.settle(target.model)
-    marked, key = stain(target, site="0", seed=3)
-    save_bundle(marked, tmp_path / "out" / "bundle")
+def made(saved: tuple[Target, Key, Path], factory: str, tmp_path: Path) -> tuple[Target, Key, Path]:
+    """A copy of all that saving left, which a test may alter; model and key are shared, and stay as they are."""
+    marked, key, out = saved
+    shutil.copytree(out, tmp_path / "out")
     return marked, key, tmp_path / "out" / "bundle"
 
 
