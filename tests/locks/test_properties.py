@@ -11,7 +11,7 @@ import models
 import pytest
 import torch
 from locked import CASES, EXACTLY, Locked, closed, distance, lock, locked, of_kind, on_real, run, tolerance
-from precision import EXACT, rounding
+from precision import EXACT, double, rounding
 
 import zoo
 from stainlock import Key, Plan, load_bundle, save_bundle
@@ -167,15 +167,22 @@ def test_files_come_back(case: str, tmp_path: Path) -> None:
              "vit, torchvision", "vit, timm", "gan, none"],
 )  # fmt: skip
 def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
-    """torch.export and ONNX Runtime, locked and unlocked."""
+    """torch.export and ONNX Runtime, locked and unlocked, in float32, against the same weights in float64.
+
+    Closed gates magnify rounding, each lock's by its own factor: what it makes of the model's outputs in float32 is
+    measured, and files, which sum in other orders, may be off by ten times that.
+    """
     onnxruntime = pytest.importorskip("onnxruntime")
     it = locked(case)
-    limit = 1e-4 if it.key.details.get("inserted") else rounding(it.target.model)
-    model, one = copy.deepcopy(it.target.model).eval(), slice(0, 1)
+    model, precise, one = copy.deepcopy(it.target.model).eval(), double(it.target), slice(0, 1)
+    precise.model.eval()
     program = torch.export.export(model, (it.plain[one],))
     torch.onnx.export(program, (it.plain[one],), str(tmp_path / "model.onnx"), dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    for inputs, expected in ((it.plain[one], it.locked_outputs[one]), (it.unlocked[one], it.unlocked_outputs[one])):
+    for inputs, own in ((it.plain[one], it.locked_outputs[one]), (it.unlocked[one], it.unlocked_outputs[one])):
+        expected = run(precise, inputs.double())
+        limit = rounding(model) + 10 * distance(own, expected)
+        assert limit <= 0.05  # closed and open are at least twice that apart
         with torch.no_grad():
             assert distance(program.module()(inputs), expected) <= limit
         (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})

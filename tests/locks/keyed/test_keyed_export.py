@@ -58,8 +58,14 @@ def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-@pytest.mark.parametrize("form", [exported, traced, compiled, onnx])
-@pytest.mark.parametrize("name", ["convolutional", "encoder"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *(("convolutional", form) for form in (exported, traced, compiled, onnx)),
+        *(("encoder", form) for form in (exported, traced, compiled)),
+        pytest.param("encoder", onnx, marks=pytest.mark.slow),  # made from what is exported
+    ],
+)
 def test_other_forms_read_every_image(name: str, form: Callable[..., Callable[[Tensor], Tensor]]) -> None:
     _, model, _ = locked(name)
     right, wanted, mixed = batches(name)
