@@ -179,6 +179,10 @@ def _changed(file: str, **facts: Any) -> Any:
         (_changed("config.json", architectures=["BertModel"]), "vision model"),
         (_changed("config.json", num_hidden_layers=3), "lack"),
         (_changed("preprocessor_config.json", size={"height": "tall"}), "height and width"),
+        (_changed("preprocessor_config.json", image_mean="grey"), "numbers as mean"),
+        (_changed("preprocessor_config.json", image_std=[0.0, 0.0, 0.0]), "std above 0"),
+        (_changed("preprocessor_config.json", image_mean={"r": 1}), "numbers as mean"),
+        (_changed("config.json", architectures=3), "none"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\x08"), "can't be built"),
     ],
 )  # fmt: skip

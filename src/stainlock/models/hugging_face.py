@@ -17,6 +17,7 @@ from torch import nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.models.building import failures_told, imported, quiet, without_bars
+from stainlock.storage.checks import check_conventions
 from stainlock.storage.files import read_json
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
@@ -52,7 +53,8 @@ def hf_target(reference: str, name: str, arguments: dict[str, Any], pretrained: 
             " FILE.py:FACTORY"
         )
     transformers = imported("transformers", _INSTALL)
-    architecture = str((config.get("architectures") or ["none"])[0])
+    named = config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else "none"
     cls = _vision_class(transformers, architecture)
     processor = _config(folder, "preprocessor_config.json")
     if pretrained and not any((folder / f"model.safetensors{end}").is_file() for end in ("", ".index.json")):
@@ -62,10 +64,14 @@ def hf_target(reference: str, name: str, arguments: dict[str, Any], pretrained: 
         )
     with failures_told(reference), quiet("transformers"), without_bars(transformers.utils.logging):
         built = _hf_model(transformers, cls, folder, pretrained)
-    channels = int(config.get("num_channels", 3))
     mean, std = _statistics(processor)
-    high = 255.0 if processor.get("do_rescale") is False else 1.0
-    return Target(built, (channels, *_hf_size(processor, config, folder)), mean, std, (0.0, high))
+    shape = (config.get("num_channels", 3), *_hf_size(processor, config, folder))
+    bounds = (0.0, 255.0 if processor.get("do_rescale") is False else 1.0)
+    try:
+        check_conventions({"input_shape": shape, "mean": mean, "std": std, "bounds": bounds, "part": ""})
+    except ValueError as error:
+        raise FileError(f"{folder} says something senseless of the model's input: {error}") from error
+    return Target(built, shape, mean, std, bounds)
 
 
 def _hf_model(transformers: Any, cls: Any, folder: Path, pretrained: bool) -> nn.Module:
@@ -95,12 +101,12 @@ def _config(folder: Path, file: str) -> dict[str, Any]:
     return facts
 
 
-def _statistics(processor: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _statistics(processor: dict[str, Any]) -> tuple[Any, Any]:
+    """Mean and std as the file says them, unchecked; one number stands for every channel."""
     if processor.get("do_normalize") is False:
         return (0.0,), (1.0,)
-    mean, std = (tuple(processor.get(f"image_{name}") or default) for name, default in
-                 (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)))  # fmt: skip
-    return mean, std
+    mean, std = processor.get("image_mean") or IMAGENET_MEAN, processor.get("image_std") or IMAGENET_STD
+    return (mean,) if isinstance(mean, int | float) else mean, (std,) if isinstance(std, int | float) else std
 
 
 def _hf_size(processor: dict[str, Any], config: dict[str, Any], folder: Path) -> tuple[int, int]:
