@@ -37,6 +37,7 @@ _WORDS = {
 # A name with one of these is never taken from a bundle: it could name weights to download or code to run.
 _BARRED = ("backbone", "implementation", "path", "quant", "auto", "kernels", "timm", "dtype", "torchscript", "_commit")
 _MOST_LAYERS, _MOST_LISTED = 256, 64
+_LAYERS = ("layer", "depth", "block", "repeat", "stage")  # in names of numbers of layers, of which each costs time
 _BOUNDS = {"image_size": 4096, "patch_size": 256, "window_size": 64}
 _LARGEST = 16384
 
@@ -178,17 +179,17 @@ def is_harmless_setting(name: str, value: Any) -> bool:
     """Whether a bundle may ask for a class with this setting: a flag, numbers within bounds, or one of a few words."""
     if any(part in name for part in _BARRED) or name.startswith("_") or not name.isascii() or not name.isidentifier():
         return False
+    layers = any(part in name for part in _LAYERS)
     if isinstance(value, list):
-        return len(value) <= _MOST_LISTED and all(
-            not isinstance(v, list) and is_harmless_setting(name, v) for v in value
-        )
+        several = not any(isinstance(v, list) for v in value) and all(is_harmless_setting(name, v) for v in value)
+        total = sum(v for v in value if isinstance(v, int)) if layers and several else 0
+        return several and len(value) <= _MOST_LISTED and total <= _MOST_LAYERS
     if value is None or isinstance(value, bool):
         return True
     if isinstance(value, str):
         return value in _WORDS
     if isinstance(value, float):
         return math.isfinite(value) and abs(value) <= _LARGEST
-    layers = "layers" in name or "depth" in name or "blocks" in name or "repeats" in name or "stages" in name
     return isinstance(value, int) and -1 <= value <= (_MOST_LAYERS if layers else _BOUNDS.get(name, _LARGEST))
 
 
