@@ -128,6 +128,7 @@ def _renamed(folder: Path, reference: str) -> None:
         ("transformers:ViTForImageClassification?num_hidden_layers=5000", "bundles may not"),
         ("transformers:ResNetForImageClassification?depths=[200,200,200,200]", "bundles may not"),
         ("transformers:ResNetForImageClassification?depths=[[1,1]]", "bundles may not"),
+        ("transformers:SwinForImageClassification?window_size=64", "bundles may not"),
         ("transformers:ViTForImageClassification?hidden_act=evil/kernel", "bundles may not"),
         ("transformers:ViTForImageClassification?_attn_implementation=evil", "bundles may not"),
         ("transformers:ViTForImageClassification?attn_implementation=relu", "bundles may not"),

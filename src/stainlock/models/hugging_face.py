@@ -38,7 +38,7 @@ _WORDS = {
 _BARRED = ("backbone", "implementation", "path", "quant", "auto", "kernels", "timm", "dtype", "torchscript", "_commit")
 _MOST_LAYERS, _MOST_LISTED = 256, 64
 _LAYERS = ("layer", "depth", "block", "repeat", "stage")  # in names of numbers of layers, of which each costs time
-_BOUNDS = {"image_size": 4096, "patch_size": 256, "window_size": 64}
+_BOUNDS = {"image_size": 4096, "patch_size": 256, "window_size": 32}
 _LARGEST = 16384
 
 
