@@ -20,7 +20,7 @@ from stainlock.target import Target
 
 # One case of each kind, quick to lock anew.
 QUICK: dict[str, dict[str, Any]] = {
-    "internal, resnet56_cifar10": {"steps": 10, "restarts": 2},
+    "internal, vgg16_cifar10": {"steps": 10, "restarts": 2, "site": "features.5"},
     "new, the paper's": {"steps": 10, "restarts": 2},
     "vit, torchvision": {"steps": 2, "restarts": 4},
     "gan, relu": {"steps": 2},
@@ -30,8 +30,13 @@ QUICK: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", of_kind())
 def test_unlocked_equals_edited(case: str) -> None:
+    """What noise in a conduit leaves is looked at in float64: float32 adds rounding, which a strong disruptor magnifies
+    a thousandfold, to more or less with the kernels of each processor."""
     it = locked(case)
-    assert distance(it.unlocked_outputs, it.edited_outputs_with_patch) <= tolerance(it)
+    found, expected = it.unlocked_outputs, it.edited_outputs_with_patch
+    if it.kind in ("internal", "squeeze-excite"):
+        found, expected = (run(double(own), it.unlocked.double()) for own in (it.target, it.edited))
+    assert distance(found, expected) <= tolerance(it)
 
 
 @pytest.mark.exact
