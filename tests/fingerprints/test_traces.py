@@ -109,4 +109,4 @@ def test_nothing_read_names_no_one() -> None:
 
 def test_a_member_whose_copy_was_subtracted_is_named() -> None:
     found = trace(reading(2 * code(secret(4), CHIPS) - code(secret(5), CHIPS)), map(secret, range(100)))
-    assert {(a.client, a.z > 0) for a in found.accused} == {(4, True), (5, False)}
+    assert {(a.client, a.z > 0, a.round) for a in found.accused} == {(4, True, 1), (5, False, 1)}
