@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import struct
 import sys
 import zlib
@@ -61,8 +62,7 @@ def test_a_patch_that_another_program_saved_is_refused(
 ) -> None:
     """Rows that are stored as differences would be taken for levels."""
     folder = made[3]
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     png = (tmp_path / "patch.png").read_bytes()
     columns, rows = struct.unpack(">II", png[16:24])
     start = png.index(b"IDAT")
