@@ -219,6 +219,11 @@ def rewritten(path: Path, change: Any) -> None:
         lambda facts: facts["detectors"].append(facts["detectors"][0]),
         lambda facts: facts.update(revert=[{"parameter": "x", "part": "y"}] * 99),
         lambda facts: facts.update(detectors=3),
+        lambda facts: facts.update(kind="stainless"),
+        lambda facts: facts.update(additive=1),
+        lambda facts: facts.update(firing_fraction="half"),
+        lambda facts: facts.update(site=["layer"]),
+        lambda facts: facts["detectors"][0].update(response="strong"),
     ],
 )
 def test_incomplete_keys_are_told(change: Any, written: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.util
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -72,6 +74,13 @@ def test_a_delta_gives_the_bundle(registry: sl.Registry) -> None:
     alone = registry.issue("globex", delta="g.delta")
     assert (alone["out"], alone["delta"]) == (None, "g.delta")
     assert done["digest"] == registry.show("acme")[1][0].digest
+
+
+def test_a_link_is_the_digest_of_the_one_before_and_the_entry(registry: sl.Registry) -> None:
+    """As the module says it, computed here by itself: otherwise entries could change places."""
+    receipt = Receipt.load(registry.issue("acme", delta="a.delta")["receipt"])
+    entry = json.dumps(receipt.entry, sort_keys=True, separators=(",", ":")).encode()
+    assert receipt.chain == hashlib.sha256(bytes.fromhex(receipt.previous) + entry).hexdigest()
 
 
 def test_receipts_say_what_was_issued(registry: sl.Registry) -> None:
