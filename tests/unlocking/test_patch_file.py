@@ -61,9 +61,18 @@ def test_long_texts_are_not_parsed(tmp_path: Path) -> None:
         Patch.read(written(tmp_path / "patch.png", conventions={**CONVENTIONS, "mean": [0.5] * 3000}))
 
 
-def test_whole_numbers_beyond_any_float_are_read_as_numbers(tmp_path: Path) -> None:
-    written(tmp_path / "patch.png", conventions={**CONVENTIONS, "mean": [10**30]}, resizing={})
+def test_large_whole_numbers_are_read_as_numbers_and_larger_ones_refused(tmp_path: Path) -> None:
+    written(tmp_path / "patch.png", conventions={**CONVENTIONS, "mean": [10**15]}, resizing={})
     assert Unlock.from_png(tmp_path / "patch.png")(torch.zeros(1, 3, 16, 16)).isfinite().all()
+    for name, values in (("mean", [10**30]), ("bounds", [0.0, 1e308])):
+        written(tmp_path / "large.png", conventions={**CONVENTIONS, name: values}, resizing={})
+        with pytest.raises(FileError, match=f"numbers of at most 1e\\+15 as {name}"):
+            Patch.read(tmp_path / "large.png")
+
+
+def test_a_place_is_given_in_whole_pixels(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="two whole numbers"):
+        Patch.read(written(tmp_path / "patch.png", start=[0.0, 0.0]))
 
 
 def test_a_patch_ends_within_the_image() -> None:

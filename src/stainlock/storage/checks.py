@@ -21,6 +21,7 @@ LONGEST_NAME, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
 _SITE_KINDS = ("linear", "convolution", "transposed", "gates")
 _REDUCTIONS = ("position", "mean", "maximum")
 _FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
+_LARGEST_PIXEL = 1e15  # a value, mean or deviation of pixels: squares of it still fit 32-bit floats
 
 
 def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
@@ -222,6 +223,7 @@ def check_conventions(conventions: Mapping[str, Any]) -> None:
         expect(isinstance(values, list | tuple) and len(values) > 0, f"numbers as {name}", values)
         for value in values:
             check_number(value, name)
+            expect(abs(value) <= _LARGEST_PIXEL, f"numbers of at most {_LARGEST_PIXEL:g} as {name}", value)
     shape, (mean, std, bounds) = conventions["input_shape"], (conventions[n] for n in ("mean", "std", "bounds"))
     expect(1 <= len(shape) <= 3, "an input_shape of 1 to 3 numbers", shape)
     for name, values in (("mean", mean), ("std", std)):

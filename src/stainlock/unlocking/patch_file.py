@@ -109,7 +109,7 @@ def _checked(text: str, levels: Tensor) -> dict[str, Any]:
     start, carrier, told, resizing = (facts.get(n) for n in ("start", "carrier", "conventions", "resizing"))
     if carrier not in _CARRIERS or not isinstance(told, dict):
         raise ValueError("expected a carrier patch or strip, and the model's conventions")
-    if start != [0, 0] and not (isinstance(start, list) and len(start) == 2 and all(map(_is_place, start))):
+    if not (isinstance(start, list) and len(start) == 2 and all(map(_is_place, start))):
         raise ValueError("expected the patch's place as two whole numbers")
     check_conventions({**told, "part": ""})
     target = Target(nn.Identity(), **{name: told[name] for name in ("input_shape", "mean", "std", "bounds")})
