@@ -114,7 +114,7 @@ def load_commitment(path: Path) -> Commitment:
 
 def _private_key(path: Path) -> EllipticCurvePrivateKey:
     with commit_extra():
-        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.exceptions import InternalError, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     try:
@@ -123,7 +123,7 @@ def _private_key(path: Path) -> EllipticCurvePrivateKey:
         raise FileError(f"can't read signing key {path}: {error.strerror or error}") from error
     except TypeError as error:
         raise FileError(f"{path} is protected by a password: expected a plain PEM file, mode 0600") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, InternalError) as error:  # the last: OpenSSL refuses it
         raise FileError(f"{path} is not a signing key: expected an elliptic curve's private key in PEM") from error
     if not isinstance(private, EllipticCurvePrivateKey) or private.curve.name not in (
         "secp256r1", "secp384r1", "secp521r1",

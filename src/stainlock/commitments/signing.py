@@ -58,7 +58,7 @@ class Signer:
         True
         """
         with commit_extra():
-            from cryptography.exceptions import UnsupportedAlgorithm
+            from cryptography.exceptions import InternalError, UnsupportedAlgorithm
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         content = _read(Path(path), "signing key")
@@ -66,7 +66,7 @@ class Signer:
             private = load_pem_private_key(content, password=None)
         except TypeError as error:
             raise FileError(f"{path} is protected by a password: expected a plain PEM file, mode 0600") from error
-        except (ValueError, UnsupportedAlgorithm) as error:
+        except (ValueError, UnsupportedAlgorithm, InternalError) as error:  # the last: OpenSSL refuses it
             raise FileError(f"{path} is not a signing key: expected an Ed25519 private key in PEM") from error
         if not isinstance(private, Ed25519PrivateKey):
             raise FileError(f"{path} holds a private key of another kind: expected Ed25519")
@@ -118,12 +118,12 @@ def read_public_key(given: str) -> str:
     if re.fullmatch(r"[0-9a-fA-F]{64}", given):
         return given.lower()
     with commit_extra():
-        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.exceptions import InternalError, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     try:
         key = load_pem_public_key(_read(Path(given), "public key"))
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, InternalError) as error:  # the last: OpenSSL refuses it
         raise FileError(f"{given} is not a public key: expected 64 hexadecimal digits or Ed25519 in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
         raise FileError(f"{given} holds a public key of another kind: expected Ed25519")
