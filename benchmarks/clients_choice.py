@@ -42,14 +42,8 @@ def layers() -> None:
         each = {r.parameter: change(Plan(replacements=(r,)).apply(model.base)) for r in uniform[0]}
         worst = max(each, key=lambda one: each[one])
         share, size = each[worst] / sum(each.values()), model.layout.sizes[worst] / model.layout.weights
-        row(
-            name,
-            model.layout.weights,
-            f"{plain:.2e}",
-            f"{grown:.2e}",
-            f"{grown / plain:.2f}",
-            f"{worst}: {share:.0%}, {size:.2%}",
-        )
+        row(name, model.layout.weights, f"{plain:.2e}", f"{grown:.2e}", f"{grown / plain:.2f}",
+            f"{worst}: {share:.0%}, {size:.2%}")  # fmt: skip
 
 
 def _uniform(model: Model, client: int) -> tuple[Replacement, ...]:
@@ -77,9 +71,5 @@ def amplitude_and_chips() -> None:
                 noisy = all_attacks()["perturb"].run(model.subject(copied), 0.1).target
                 assert noisy is not None
                 many = {n: torch.stack([model.copied(n, i) for i in range(50)]).mean(0) for n in model.weights}
-                row(name, amplitude, chips, change, f"{_score(model, copied):.1f}", f"{_score(model, noisy):.1f}",
+                row(name, amplitude, chips, change, f"{model.score(copied):.1f}", f"{model.score(noisy):.1f}",
                     f"{traced(model.read(many), 50).scores[:50].min():.1f}")  # fmt: skip
-
-
-def _score(model: Model, copied: Target) -> float:
-    return float(traced(model.read(copied.model.state_dict()), 1).scores[0])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clients_models import secrets
 from stainlock.fingerprints.streams import packed_codes, signs
-from stainlock.fingerprints.tracing import LEVEL, _unit, _without, scores, threshold_for
+from stainlock.fingerprints.tracing import LEVEL, scores, threshold_for, unit, without
 
 _AT_ONCE = 4096  # clients
 _MARGIN = 0.2  # in z, many times what bfloat16 rounds away
@@ -37,11 +37,11 @@ def trace_all(readings: NDArray[np.float64], sizes: list[int], clients: int) -> 
     chips = readings.shape[1]
     threshold = threshold_for(clients, LEVEL)
     coalition = packed_codes(secrets(0, max(sizes)), chips)
-    first = [_unit(reading) for reading in readings]
+    first = [unit(reading) for reading in readings]
     own = [scores(y, coalition[:size]) for y, size in zip(first, sizes, strict=True)]
     guilty = [np.flatnonzero(np.abs(z) > threshold) for z in own]
     second = [
-        _unit(_without(reading, signs(coalition[named]).astype(np.float64))) if len(named) else np.zeros(chips)
+        unit(without(reading, signs(coalition[named]).astype(np.float64))) if len(named) else np.zeros(chips)
         for reading, named in zip(readings, guilty, strict=True)
     ]
     named = [set(some.tolist()) for some in guilty]

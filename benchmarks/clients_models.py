@@ -114,6 +114,10 @@ class Model:
             return read(suspect, None, self.layout)
         return read(align(suspect, self.weights).weights, self.weights, self.layout)
 
+    def score(self, suspect: Target) -> float:
+        """Client 0's, in a file of theirs."""
+        return float(traced(self.read(suspect.model.state_dict()), 1).scores[0])
+
     def only(self, name: str) -> Layout:
         return replace(self.layout, shapes={name: self.layout.shapes[name]}, amplitude=self.layout.amplitude_of(name))
 

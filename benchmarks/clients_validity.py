@@ -77,15 +77,11 @@ def amplitudes(models: list[Model]) -> None:
             for name, strength in (("prune-unstructured", 0.5), ("perturb", 0.1)):
                 left = all_attacks()[name].run(model.subject(copied), strength).target
                 assert left is not None
-                read_after.append(_score(model, left.model.state_dict()))
+                read_after.append(model.score(left))
             ten = {n: torch.stack([model.copied(n, i) for i in range(10)]).mean(0) for n in model.weights}
             found = traced(model.read(ten), 10)
             blind = traced(model.read(copied.model.state_dict(), blind=True), 1).scores[0]
             named = sum(a.client < 10 for a in found.accused)
             row(model.name, f"{amplitude:g}", f"{model.performance(copied):.1f}",
-                f"{_score(model, copied.model.state_dict()):.1f}", *(f"{one:.1f}" for one in read_after), named,
+                f"{model.score(copied):.1f}", *(f"{one:.1f}" for one in read_after), named,
                 f"{blind:.1f}")  # fmt: skip
-
-
-def _score(model: Model, state: dict[str, torch.Tensor]) -> float:
-    return float(traced(model.read(state), 1).scores[0])

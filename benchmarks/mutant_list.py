@@ -320,7 +320,7 @@ MUTANTS = (
          "math.sqrt(2 * math.log(SIDES * ROUNDS / level))"),
         ("math.log10(SIDES * ROUNDS * max(tested, 1)) - z**2 / 2", "-(z**2) / 2"),
         ("looked_at = max(tested, clients or 0)", "looked_at = tested"),
-        ("rest = _unit(_without(reading.chips,", "rest = _unit(0 * _without(reading.chips,"),
+        ("rest = unit(without(reading.chips,", "rest = unit(0 * without(reading.chips,"),
         ("ROUNDS, SIDES = 2, 2", "ROUNDS, SIDES = 1, 2"),
         ("ROUNDS, SIDES = 2, 2", "ROUNDS, SIDES = 2, 1"),
         ("left: NDArray[np.float64] = chips - codes.T @ shares", "left: NDArray[np.float64] = chips"),

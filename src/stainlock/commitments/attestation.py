@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stainlock.commitments.commitment import Commitment
-from stainlock.commitments.signing import commit_extra
+from stainlock.commitments.signing import commit_extra, read_private_key
 from stainlock.errors import FileError
 from stainlock.storage.files import parse_json, read_json
 
@@ -114,17 +114,8 @@ def load_commitment(path: Path) -> Commitment:
 
 def _private_key(path: Path) -> EllipticCurvePrivateKey:
     with commit_extra():
-        from cryptography.exceptions import InternalError, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    try:
-        private = load_pem_private_key(path.read_bytes(), password=None)
-    except OSError as error:
-        raise FileError(f"can't read signing key {path}: {error.strerror or error}") from error
-    except TypeError as error:
-        raise FileError(f"{path} is protected by a password: expected a plain PEM file, mode 0600") from error
-    except (ValueError, UnsupportedAlgorithm, InternalError) as error:  # the last: OpenSSL refuses it
-        raise FileError(f"{path} is not a signing key: expected an elliptic curve's private key in PEM") from error
+    private = read_private_key(path, "an elliptic curve's private key")
     if not isinstance(private, EllipticCurvePrivateKey) or private.curve.name not in (
         "secp256r1", "secp384r1", "secp521r1",
     ):  # fmt: skip

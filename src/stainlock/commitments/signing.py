@@ -6,7 +6,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stainlock.errors import FileError, StainlockError
 from stainlock.storage.durable import refuse_existing, write_file
@@ -58,16 +58,8 @@ class Signer:
         True
         """
         with commit_extra():
-            from cryptography.exceptions import InternalError, UnsupportedAlgorithm
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-            from cryptography.hazmat.primitives.serialization import load_pem_private_key
-        content = _read(Path(path), "signing key")
-        try:
-            private = load_pem_private_key(content, password=None)
-        except TypeError as error:
-            raise FileError(f"{path} is protected by a password: expected a plain PEM file, mode 0600") from error
-        except (ValueError, UnsupportedAlgorithm, InternalError) as error:  # the last: OpenSSL refuses it
-            raise FileError(f"{path} is not a signing key: expected an Ed25519 private key in PEM") from error
+        private = read_private_key(Path(path), "an Ed25519 private key")
         if not isinstance(private, Ed25519PrivateKey):
             raise FileError(f"{path} holds a private key of another kind: expected Ed25519")
         return Signer(private)
@@ -118,16 +110,37 @@ def read_public_key(given: str) -> str:
     if re.fullmatch(r"[0-9a-fA-F]{64}", given):
         return given.lower()
     with commit_extra():
-        from cryptography.exceptions import InternalError, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
-    try:
-        key = load_pem_public_key(_read(Path(given), "public key"))
-    except (ValueError, UnsupportedAlgorithm, InternalError) as error:  # the last: OpenSSL refuses it
-        raise FileError(f"{given} is not a public key: expected 64 hexadecimal digits or Ed25519 in PEM") from error
+    content = _read(Path(given), "public key")
+    with _refusals_told(f"{given} is not a public key: expected 64 hexadecimal digits or Ed25519 in PEM"):
+        key = load_pem_public_key(content)
     if not isinstance(key, Ed25519PublicKey):
         raise FileError(f"{given} holds a public key of another kind: expected Ed25519")
     return key.public_bytes_raw().hex()
+
+
+def read_private_key(path: Path, kind: str) -> Any:
+    """The private key in a PEM file without a password, of whichever kind it is; ``kind`` is what was expected."""
+    with commit_extra():
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    content = _read(path, "signing key")
+    try:
+        with _refusals_told(f"{path} is not a signing key: expected {kind} in PEM"):
+            return load_pem_private_key(content, password=None)
+    except TypeError as error:
+        raise FileError(f"{path} is protected by a password: expected a plain PEM file, mode 0600") from error
+
+
+@contextmanager
+def _refusals_told(message: str) -> Iterator[None]:
+    """Whatever `cryptography` raises for a PEM file that holds no key; an InternalError is OpenSSL's own refusal."""
+    from cryptography.exceptions import InternalError, UnsupportedAlgorithm
+
+    try:
+        yield
+    except (ValueError, UnsupportedAlgorithm, InternalError) as error:
+        raise FileError(message) from error
 
 
 def _read(path: Path, what: str) -> bytes:

@@ -74,7 +74,7 @@ def trace(
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
-    weights = _unit(reading.chips)
+    weights = unit(reading.chips)
     found, again, kept = [np.zeros(0)], [np.zeros(0, np.int64)], [np.zeros((0, len(weights) // 8), np.uint8)]
     tested = 0
     for packed, z in _scored(weights, client_secrets):
@@ -89,7 +89,7 @@ def trace(
     first = np.abs(z[candidates]) > threshold
     accused = [_accused(int(i), float(z[i]), looked_at, 1) for i in candidates[first]]
     if accused:
-        rest = _unit(_without(reading.chips, signs(codes[first]).astype(np.float64)))
+        rest = unit(without(reading.chips, signs(codes[first]).astype(np.float64)))
         second = scores(rest, codes[~first])
         more = np.abs(second) > threshold
         named = zip(candidates[~first][more], second[more], strict=True)
@@ -142,12 +142,13 @@ def _scored(
             yield before[0], before[1].result()
 
 
-def _unit(chips: NDArray[np.float64]) -> NDArray[np.float64]:
+def unit(chips: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A reading of length 1; one of zeros stays as it is."""
     norm = float(np.linalg.norm(chips))
     return chips / norm if norm > 0 else np.zeros_like(chips)
 
 
-def _without(chips: NDArray[np.float64], codes: NDArray[np.float64]) -> NDArray[np.float64]:
+def without(chips: NDArray[np.float64], codes: NDArray[np.float64]) -> NDArray[np.float64]:
     """What is left of a reading when codes are projected out."""
     shares, *_ = np.linalg.lstsq(codes.T, chips, rcond=None)
     left: NDArray[np.float64] = chips - codes.T @ shares
