@@ -6,12 +6,13 @@ four views of a photograph tell a mean change more precisely than one.
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,31 +22,41 @@ _SHIFT = 1 / 28  # of the width
 
 def views(pixels: Tensor) -> Tensor:
     """As they are and mirrored, each in place and shifted down and to the right, edges repeated."""
-    by = max(1, round(_SHIFT * pixels.shape[-1]))
+    by = _shift(pixels.shape[-1])
     shifted = F.pad(pixels, (by, 0, by, 0), mode="replicate")[..., : pixels.shape[-2], : pixels.shape[-1]]
     return torch.cat([part for one in (pixels, shifted) for part in (one, one.flip(-1))])
 
 
-def with_mirrors(folder: Path, out: Path) -> Path:
-    """A COCO folder with every image of ``folder`` and its mirror image, boxes mirrored too."""
+def _shift(width: int) -> int:
+    return max(1, round(_SHIFT * width))
+
+
+def coco_views(folder: Path, out: Path) -> Path:
+    """A COCO folder with the same four views of every image of ``folder``, their boxes moved with them."""
     description = json.loads((folder / "annotations.json").read_text())
     (out / "images").mkdir(parents=True)
-    beyond = 1 + max(record["id"] for record in description["images"])
-    annotations = 1 + max(record["id"] for record in description["annotations"])
-    widths = {record["id"]: record["width"] for record in description["images"]}
-    for record in copy.deepcopy(description["images"]):
-        name = Path(record["file_name"]).stem
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for record in description["images"]:
         with Image.open(folder / "images" / record["file_name"]) as image:
-            for mirrored in (False, True):
-                changed = ImageOps.mirror(image.convert("RGB")) if mirrored else image.convert("RGB")
-                changed.save(out / "images" / f"{name}-{mirrored:d}.png", compress_level=1)
-        description["images"].append(record | {"id": beyond + record["id"], "file_name": f"{name}-1.png"})
-    for record in description["images"][: len(widths)]:
-        record["file_name"] = f"{Path(record['file_name']).stem}-0.png"
-    for record in copy.deepcopy(description["annotations"]):
-        x, y, width, height = record["bbox"]
-        moved = [widths[record["image_id"]] - x - width, y, width, height]
-        ids = {"id": annotations + record["id"], "image_id": beyond + record["image_id"]}
-        description["annotations"].append(record | ids | {"bbox": moved})
-    (out / "annotations.json").write_text(json.dumps(description))
+            pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)[None].float()
+        boxes = [one for one in description["annotations"] if one["image_id"] == record["id"]]
+        for number, view in enumerate(views(pixels)):
+            own = {"id": VIEWS * record["id"] + number, "file_name": f"{Path(record['file_name']).stem}-{number}.png"}
+            levels = view.permute(1, 2, 0).byte().numpy()
+            Image.fromarray(levels).save(out / "images" / own["file_name"], compress_level=1)
+            images.append(record | own)
+            for one in boxes:
+                place = {"id": 1 + len(annotations), "image_id": own["id"]}
+                annotations.append(one | place | {"bbox": _moved(one["bbox"], record, number)})
+    (out / "annotations.json").write_text(json.dumps(description | {"images": images, "annotations": annotations}))
     return out
+
+
+def _moved(box: list[float], image: dict[str, Any], number: int) -> list[float]:
+    """A box in view ``number``: 0 as it is, 1 mirrored, 2 and 3 the same shifted, cut at the edge."""
+    left, top, wide, high = box
+    by = _shift(image["width"]) if number >= VIEWS // 2 else 0
+    left, top = left + by, top + by
+    wide, high = min(wide, image["width"] - left), min(high, image["height"] - top)
+    return [image["width"] - left - wide if number % 2 else left, top, max(wide, 0.0), max(high, 0.0)]
