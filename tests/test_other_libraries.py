@@ -319,6 +319,53 @@ def test_a_checkpoint_that_would_run_code_is_refused(yolo: Any, tmp_path: Path) 
         Target.from_reference(f"ultralytics:{tmp_path / 'evil.pt'}")
 
 
+CLASSIFIER = {"nc": 4, "backbone": [[-1, 1, "Conv", [8, 3, 2]]], "head": [[-1, 1, "Classify", ["nc"]]]}
+
+
+def test_a_checkpoint_that_calls_a_known_class_is_refused(yolo: Any, tmp_path: Path) -> None:
+    """ultralytics' constructors evaluate what their arguments say: naming such a class must not mean calling it."""
+    ran = tmp_path / "ran"
+
+    class Calls:
+        def __reduce__(self) -> Any:
+            return yolo.ClassificationModel, ({**CLASSIFIER, "activation": f"open({str(ran)!r}, 'w')"}, 3, 4, False)
+
+    torch.save({"model": Calls()}, tmp_path / "evil.pt")
+    with torch.serialization.safe_globals([yolo.ClassificationModel]):  # as ultralytics itself does
+        with pytest.raises(FileError, match="without running code"):
+            Target.from_reference(f"ultralytics:{tmp_path / 'evil.pt'}")
+        assert yolo.ClassificationModel in torch.serialization.get_safe_globals()
+    assert not ran.exists()
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(yolo: Any, tmp_path: Path) -> None:
+    model = yolo.ClassificationModel(CLASSIFIER, verbose=False).eval()
+    torch.save({"model": model}, tmp_path / "mine.pt")
+    target = Target.from_reference(f"ultralytics:{tmp_path / 'mine.pt'}?image_size=32")
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = model(images)[0]
+        assert torch.equal(target.predict(images)[0], expected)
+    assert [type(one) for one in target.model.modules()] == [type(one) for one in model.modules()]
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        ("check_requirements", "expected layers"),
+        ("torch_load", "expected layers"),
+        ("TorchVision", "may download"),
+        ("DetectionModel", "may download"),
+        ("nn.functional", "expected layers"),
+    ],
+)
+def test_a_yaml_names_layers_and_nothing_else(yolo: Any, tmp_path: Path, layer: str, says: str) -> None:
+    rows = json.dumps([[-1, 1, layer, ["evil"]]])
+    (tmp_path / "mine.yaml").write_text(f"nc: 4\nbackbone: {rows}\nhead: [[-1, 1, Classify, [nc]]]\n")
+    with pytest.raises(ModelError, match=says):
+        Target.from_reference(f"ultralytics:{tmp_path / 'mine.yaml'}", weights="random")
+
+
 def test_a_yaml_that_would_run_code_is_refused(yolo: Any, tmp_path: Path) -> None:
     text = (Path(yolo.__file__).parents[1] / "cfg" / "models" / "v8" / "yolov8.yaml").read_text()
     (tmp_path / "yolov8n.yaml").write_text(text + "\nactivation: __import__('os').abort()\n")

@@ -1,7 +1,6 @@
 """Models of ultralytics: ``ultralytics:FILE.pt``, or ``ultralytics:NAME.yaml`` with ``--weights``.
 
-A checkpoint is a pickle and may come from a stranger: only tensors and classes of ultralytics' and PyTorch's own layers
-are taken from it. A bundle names a model by one of the package's own YAML files.
+Files may come from a stranger: see `yolo_files`. A bundle names a model by one of the package's own YAML files.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import copy
 import os
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,9 +15,10 @@ from urllib.parse import urlencode
 import torch
 from torch import nn
 
-from stainlock.errors import FileError, ModelError
+from stainlock.errors import ModelError
 from stainlock.models.building import failures_told, imported, quiet
-from stainlock.storage.weights import one_line
+from stainlock.models.yolo_files import read_checkpoint, read_yaml
+from stainlock.storage.checks import check_wholes
 from stainlock.target import Target
 
 _INSTALL = "stainlock[ultralytics]"
@@ -29,8 +28,6 @@ _YOLO_TASKS = {
     "detect": "DetectionModel", "segment": "SegmentationModel", "classify": "ClassificationModel",
     "pose": "PoseModel", "obb": "OBBModel",
 }  # fmt: skip
-# ultralytics evaluates a YAML file's activation as Python.
-_PLAIN_ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([A-Za-z0-9_=., -]*\)")
 
 
 def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
@@ -40,22 +37,29 @@ def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pre
     size = arguments.pop("image_size", None)
     with failures_told(reference), quiet("ultralytics"):
         if name.endswith(".pt"):
-            model = _pickled_layers(Path(name), tasks)
+            model = read_checkpoint(Path(name), tasks)
         elif name.endswith((".yaml", ".yml")):
             if pretrained:
                 raise ModelError("a YAML file has no weights: pass --weights FILE or random")
-            config = _yolo_config(name, tasks)
+            config = _stock_config(name, tasks) if is_stock(name) else read_yaml(Path(name), tasks)
             model = getattr(tasks, _YOLO_TASKS[tasks.guess_model_task(config)])(config, verbose=False, **arguments)
         else:
             raise ModelError("expected ultralytics:FILE.pt or ultralytics:NAME.yaml")
-    model = model.float().eval()
+        model = model.float().eval()
+        shape = _input_shape(model, size)
+        check_wholes(shape, "image_size", 1)
+    return Target(model, shape, (0.0,), (1.0,))
+
+
+def _input_shape(model: Any, size: Any) -> tuple[int, ...]:
+    """Channels, rows and columns: of the size that is asked for, else of the one it was trained at."""
     trained = getattr(model, "args", {})
     usual = trained.get("imgsz") if isinstance(trained, dict) else getattr(trained, "imgsz", None)
     if size is None:
         size = usual or (_DEFAULT_SIZE if type(model).__name__ == "ClassificationModel" else _YOLO_SIZE)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    channels = int(getattr(model, "yaml", {}).get("channels", getattr(model, "yaml", {}).get("ch", 3)))
-    return Target(model, (channels, *sides), (0.0,), (1.0,))
+    config = getattr(model, "yaml", {})
+    return int(config.get("channels", config.get("ch", 3))), *sides
 
 
 def is_stock(name: str) -> bool:
@@ -114,39 +118,3 @@ def _stock_config(name: str, tasks: Any) -> dict[str, Any]:
     if any("TorchVision" in str(layer[2]) for layer in (*config["backbone"], *config["head"])):
         raise ModelError(f"{name} downloads weights of torchvision: build the model in a FILE.py:FACTORY")
     return {**config, "scale": tasks.guess_model_scale(name), "yaml_file": name}
-
-
-def _yolo_config(name: str, tasks: Any) -> dict[str, Any]:
-    if is_stock(name):
-        return _stock_config(name, tasks)
-    if not Path(name).is_file():
-        raise FileError(f"{name} does not exist")
-    config: dict[str, Any] = tasks.yaml_model_load(name)
-    activation = config.get("activation")
-    if activation is not None and not _PLAIN_ACTIVATION.fullmatch(str(activation)):
-        raise ModelError(f"its activation is Python code, which is not run: expected one like nn.SiLU(), got"
-                         f" {str(activation)[:60]!r}")  # fmt: skip
-    return config
-
-
-def _pickled_layers(path: Path, tasks: Any) -> nn.Module:
-    """The module in a checkpoint. Its file is a pickle: only tensors and known layers are taken from it."""
-    if not path.is_file():
-        raise FileError(f"{path} does not exist")
-    modules = [tasks, import_module("ultralytics.nn.modules"), nn]
-    inner = [
-        import_module(f"ultralytics.nn.modules.{name}") for name in ("block", "conv", "head", "transformer", "utils")
-    ]
-    known = {
-        v for m in (*modules, *inner) for v in vars(m).values() if isinstance(v, type) and issubclass(v, nn.Module)
-    }
-    plain = [import_module("ultralytics.utils").IterableSimpleNamespace]
-    try:
-        with torch.serialization.safe_globals([*known, *plain]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise FileError(f"{path} can't be read without running code of its own: {one_line(error)}") from error
-    model = (found.get("ema") or found.get("model")) if isinstance(found, dict) else None
-    if not isinstance(model, nn.Module):
-        raise FileError(f"{path} holds no model: expected a checkpoint that ultralytics wrote")
-    return model

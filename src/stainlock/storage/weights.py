@@ -65,12 +65,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise FileError(f"{path} is not a whole safetensors file ({one_line(error)}): get it again") from error
     if suffix not in PYTORCH_SUFFIXES:
         raise FileError(f"expected weights as .safetensors or {', '.join(PYTORCH_SUFFIXES)}, got {path}")
-    if _torch_version() < SAFE_TORCH:
-        raise FileError(
-            f"{path} is a PyTorch file, which torch {torch.__version__} can't read safely (CVE-2025-32434,"
-            " CVE-2026-24747): use .safetensors, or torch 2.10 or later"
-        )
-    _check_stored(path)
+    check_pytorch_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about damaged files, which get an error
@@ -87,12 +82,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     state = _unwrap(content)
     if state is None:
         raise FileError(f"expected a dict of tensors in {path}, got {_describe(content)}: save model.state_dict()")
-    _check_tensors(state, path)
+    check_tensors(state, path)
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def _check_stored(path: Path) -> None:
-    """Refuse archives that unpack to more than they are: PyTorch stores tensors as they are, it compresses nothing."""
+def check_pytorch_file(path: Path) -> None:
+    """Refuse a PyTorch file that can't be read safely, or that unpacks to more than it is: PyTorch stores tensors as
+    they are, it compresses nothing."""
+    if _torch_version() < SAFE_TORCH:
+        raise FileError(
+            f"{path} is a PyTorch file, which torch {torch.__version__} can't read safely (CVE-2025-32434,"
+            " CVE-2026-24747): use .safetensors, or torch 2.10 or later"
+        )
     if not zipfile.is_zipfile(path):
         return
     try:
@@ -112,7 +113,7 @@ def _check_stored(path: Path) -> None:
                         " with torch.save, or as .safetensors")  # fmt: skip
 
 
-def _check_tensors(state: Mapping[str, Tensor], path: Path) -> None:
+def check_tensors(state: Mapping[str, Tensor], path: Path) -> None:
     """Refuse tensors that are not what a file has room for: repeated without end, sparse, or without values."""
     for name, tensor in ((shown(name), tensor) for name, tensor in state.items()):
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
