@@ -120,7 +120,7 @@ def test_without_the_registry(clients: Run) -> None:
     arguments = ("clients", "trace", "a", "--names", "names.txt", "--base", "small.py:model", "--seed", 1)
     found = clients(*arguments, "--secret", "clients.secret", "--json")
     assert (found.status, found.facts["clients"][0]["client"]) == (0, "acme")
-    assert "--secret FILE and --base MODEL" in clients(*arguments).stderr
+    assert "--secret FILE and one --base MODEL" in clients(*arguments).stderr
 
 
 def test_without_a_registry_that_had_codes_of_its_own_length(run: Run, work: Path) -> None:

@@ -13,7 +13,8 @@ from mutations import spoil_bytes, spoil_json
 from torch import nn
 
 from stainlock import Registry, Signer, Target, apply
-from stainlock.clients.evidence import Evidence, check_evidence
+from stainlock.clients.checking import check_evidence
+from stainlock.clients.evidence import Evidence
 from stainlock.clients.log import Receipt
 from stainlock.clients.secrets import MasterSecret
 from stainlock.commitments import LogCommitment
@@ -40,7 +41,17 @@ def _owner() -> tuple[Target, Target, dict[str, bytes]]:
 
 
 def examples(kind: str) -> list[bytes]:
-    return [_owner()[2][kind]]
+    return [_owner()[2][kind], *([_evidence_of_version_1()] if kind == "evidence" else [])]
+
+
+def _evidence_of_version_1() -> bytes:
+    """One base model, whose facts stood beside the others."""
+    facts = json.loads(_owner()[2]["evidence"])
+    (base,) = facts.pop("bases")
+    accused = [{name: value for name, value in one.items() if name != "model"} for one in facts["accused"]]
+    names = ("model", "chips", "amplitude", "layout_secret", "compared", "carrying")
+    old = {"version": 1, "model_digest": base["digest"], "accused": accused} | {name: base[name] for name in names}
+    return json.dumps(facts | old).encode()
 
 
 def spoil(content: bytes, random: Random) -> bytes:

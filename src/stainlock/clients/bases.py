@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stainlock.clients.readings import Base
 from stainlock.clients.records import Model
 from stainlock.errors import FileError, StainlockError
 from stainlock.models.references import load_reference
@@ -52,8 +54,39 @@ def registered_base(model: Model) -> Target:
 
 def checked_base(base: Target, model: Model) -> Target:
     if not is_model(base.model, model.digest):
-        raise FileError(
-            f"this is not the base model that was registered as {model.label}: their digests differ (registered"
-            f" {model.digest[:12]}…); register it with `clients init`, or give the right one"
-        )
+        raise _another(model)
     return base
+
+
+def _another(model: Model) -> FileError:
+    return FileError(
+        f"this is not the base model that was registered as {model.label}: their digests differ (registered"
+        f" {model.digest[:12]}…); register it with `clients init`, or give the right one"
+    )
+
+
+def bases_to_compare(models: Sequence[Model], given: Sequence[Target], *, blind: bool) -> list[Base]:
+    """These registered models from where they were; or those of them that are given, alone; ``blind``: without any."""
+    targets: list[tuple[Model, Target | None]] = [(model, None) for model in models]
+    if given:
+        targets = [(_registered_as(target, models), target) for target in given]
+    found = []
+    for model, target in targets:
+        at_hand = None if blind else target or registered_base(model)
+        shapes = {name: tuple(shape) for name, shape in model.layout["shapes"].items()}
+        found.append(Base(model.label, model.digest, model.layout["chips"], model.layout["amplitude"], at_hand, shapes))
+    return list({base.digest: base for base in found}.values())
+
+
+def _registered_as(target: Target, models: Sequence[Model]) -> Model:
+    found = [model for model in models if is_model(target.model, model.digest)]
+    if not found and len(models) > 1:
+        listed = ", ".join(f"{model.label} ({model.digest[:12]}…)" for model in models)
+        name = target.reference or type(target.model).__name__
+        raise FileError(
+            f"{name} is none of the base models that are registered: expected the weights of {listed}, got others;"
+            " register it with `clients init`, or give the right one"
+        )
+    if not found:
+        raise _another(models[0])
+    return found[0]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from stainlock import __version__
 from stainlock.clients.evidence import Evidence
 from stainlock.clients.log import Receipt, now
-from stainlock.clients.tracing import Accused, Trace
+from stainlock.clients.tracing import Accused, Compared, Trace
 from stainlock.html.figures import score_histogram
 from stainlock.html.page import Section, bullets, commands, figure, page, paragraph, table, text
 
 _MOST_LISTED = 20
 
-Receipts = dict[tuple[str, int], Receipt]
+Receipts = Mapping[Accused, Receipt]
 
 
 def trace_page(trace: Trace, receipts: Receipts, evidence: Evidence | None, evidence_file: Path | None) -> str:
@@ -32,7 +32,7 @@ def trace_page(trace: Trace, receipts: Receipts, evidence: Evidence | None, evid
         Section("All clients’ scores", _plot(trace)),
         Section("What was compared", _compared(trace)),
         Section("Digests and dates", _digests(trace, receipts, evidence)),
-        Section("How to check this independently", _how_to_check(trace, evidence_file)),
+        Section("How to check this independently", _how_to_check(evidence, evidence_file)),
     ]  # fmt: skip
     return page("Whose copy is this file?", introduction, sections)
 
@@ -55,7 +55,7 @@ def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
         else f"Yes. It contains the fingerprint of the copy that was made for {trace.clients[0].client}."
     )
     rows = [
-        [text(one.client), str(one.epoch), text(one.model), text(_issued(receipts.get((one.client, one.epoch)))),
+        [text(one.client), str(one.epoch), text(one.model), text(_issued(receipts.get(one))),
          f"{one.z:.1f}", _chance(one)]
         for one in trace.clients[:_MOST_LISTED]
     ]  # fmt: skip
@@ -121,14 +121,21 @@ def _assumptions(trace: Trace) -> tuple[str, ...]:
 
 
 def _plot(trace: Trace) -> tuple[str, ...]:
-    named = [(f"{one.client}, epoch {one.epoch}", one.z) for one in trace.clients]
+    """One picture for each model that names someone; if none does, for the one with the highest score."""
+    naming = {one.model for one in trace.clients}
     best = max(trace.compared, key=lambda c: max(c.scores, default=0.0))
-    image = score_histogram(best.scores, trace.threshold, named)
+    return tuple(_picture(trace, one) for one in trace.compared if one.model in naming or (not naming and one is best))
+
+
+def _picture(trace: Trace, compared: Compared) -> str:
+    named = [(f"{one.client}, epoch {one.epoch}", one.z) for one in trace.clients if one.model == compared.model]
+    image = score_histogram(compared.scores, trace.threshold, named)
     caption = (
-        f"Scores of all {len(best.scores)} fingerprints against {text(best.model)}. Those of clients who had no part"
-        " lie around zero; a client is named beyond the dashed line."
+        f"Scores of all {len(compared.scores)} fingerprints against {text(compared.model)}. Those of clients who had no"
+        " part lie around zero; a client is named beyond the dashed line."
     )
-    return (figure(image, "Histogram of all clients' scores with the accused far to the right", caption),)
+    apart = "with the accused far from the others" if named else "none of them beyond the line"
+    return figure(image, f"Histogram of all clients' scores, {apart}", caption)
 
 
 def _compared(trace: Trace) -> tuple[str, ...]:
@@ -137,11 +144,17 @@ def _compared(trace: Trace) -> tuple[str, ...]:
         for c in trace.compared
     ]
     blocks = [table(["model", "weights compared", "of", "highest score"], rows, numeric=(1, 2, 3))]
-    if trace.lock_of is not None:
-        client, epoch = trace.lock_of
+    labels = {c.digest: c.model for c in trace.compared}
+    for c in trace.compared:
+        if c.mixed_in and any(one.model == c.model for one in trace.clients):
+            others = " and ".join(labels[digest] for digest in c.mixed_in)
+            blocks.append(paragraph(f"The file also holds a share of {others}, whose copies seem to have been mixed in;"
+                                    f" it was taken out before comparing with {c.model}."))  # fmt: skip
+    if (lock := trace.lock) is not None:
         locked = (
-            f"The file is locked. Its lock’s public number is that of the copy for {client}, epoch {epoch}; the lock"
-            " was undone with the owner’s secret before comparing. That number can be copied, and names nobody."
+            f"The file is locked. Its lock’s public number is that of the copy for {lock.client}, epoch {lock.epoch};"
+            " the lock was undone with the owner’s secret before comparing. That number can be copied, and names"
+            " nobody."
         )
         blocks.append(paragraph(locked))
     missing = [f"{name}: {why}" for c in trace.compared for name, why in c.missing.items()]
@@ -154,9 +167,10 @@ def _digests(trace: Trace, receipts: Receipts, evidence: Evidence | None) -> tup
     rows = [["the file found", _code(trace.suspect_digest), ""]]
     rows += [[text(f"original model {c.model}"), _code(c.digest), ""] for c in trace.compared]
     for one in trace.clients[:_MOST_LISTED]:
-        receipt = receipts.get((one.client, one.epoch))
+        receipt = receipts.get(one)
         if receipt is not None:
-            label = text(f"copy for {one.client}, epoch {one.epoch}")
+            which = f" of {one.model}" if len(trace.compared) > 1 else ""
+            label = text(f"copy{which} for {one.client}, epoch {one.epoch}")
             rows.append([label, _code(str(receipt.entry["digest"])), text(str(receipt.entry["time"]))])
             rows.append([f"its entry in the log, number {receipt.entry['number']}", _code(receipt.chain), ""])
     made = f"The evidence file was made on {evidence.made}. " if evidence is not None else ""
@@ -170,18 +184,23 @@ def _code(digest: str) -> str:
     return f"<code>{text(digest)}</code>"
 
 
-def _how_to_check(trace: Trace, evidence_file: Path | None) -> tuple[str, ...]:
-    if evidence_file is None:
+def _how_to_check(evidence: Evidence | None, evidence_file: Path | None) -> tuple[str, ...]:
+    if evidence is None or evidence_file is None:
         return (paragraph("Nobody is named, so there is nothing to disclose. Whoever has the registry and the master"
                           " secret can repeat the trace."),)  # fmt: skip
-    lines: Sequence[str] = [f"stainlock clients trace FILE --check {evidence_file.name} --base ORIGINAL"]
+    originals = [base.model for base in evidence.bases if base.shapes is None]
+    needed = {0: "the file that was found", 1: "the file that was found and the original model"}.get(
+        len(originals), f"the file that was found and the original models {' and '.join(originals)}")  # fmt: skip
+    given = [
+        f" --base ORIGINAL_{n}" if len(originals) > 1 else " --base ORIGINAL" for n in range(1, len(originals) + 1)
+    ]
     return (
         paragraph(
             f"Beside this page lies {evidence_file.name}. It holds the numbers above and the secrets of the named"
-            " clients’ copies, and of nobody else’s. With it, the file that was found and the original model, anyone"
-            " can compute the scores again, with this program:"
+            f" clients’ copies, and of nobody else’s. With it, {needed} anyone can compute the scores again, with this"
+            " program:"
         ),
-        commands(lines),
+        commands([f"stainlock clients trace FILE --check {evidence_file.name}{''.join(given)}"]),
         paragraph(
             "or with one’s own: docs/key_format.md of stainlock specifies every step. The evidence file lets its reader"
             " find the named clients’ fingerprints, so hand it to the court’s expert, not to the public."

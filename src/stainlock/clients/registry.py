@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from stainlock.clients import issued, records
-from stainlock.clients.bases import Source, checked_base, load_base, registered_base, source_of
+from stainlock.clients.bases import Source, bases_to_compare, checked_base, load_base, registered_base, source_of
 from stainlock.clients.copies import Copy, Protection, make_copy
 from stainlock.clients.issued import IssuedCopy
 from stainlock.clients.issuing import issue_orders, layout_of
+from stainlock.clients.locked import Locked
 from stainlock.clients.opening import Opened
 from stainlock.clients.orders import orders_for, single_order
 from stainlock.clients.records import Client, Model
 from stainlock.clients.reporting import write_report
 from stainlock.clients.secrets import LAYOUT, checked_name, disclosed_digest
-from stainlock.clients.tracing import Base, Trace, trace
+from stainlock.clients.tracing import Trace, trace
 from stainlock.errors import FileError
 from stainlock.fingerprints import Layout
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
@@ -276,15 +276,15 @@ class Registry(Opened):
         suspect: Any,
         *,
         level: float = LEVEL,
-        base: Target | None = None,
+        base: Target | Sequence[Target] | None = None,
         of: str | None = None,
         blind: bool = False,
         progress: Progress | None = None,
     ) -> Trace:
         """Whose copy is this? ``suspect`` is a path, a target, a module or bare weights.
 
-        It is compared with every registered model, or with the one ``of`` a name. ``base`` gives a registered model
-        that is no longer where it was; ``blind`` does without one, which finds less.
+        It is compared with every registered model, or with the one ``of`` a name. ``base`` gives one or more of them
+        that are no longer where they were, and compares with these alone; ``blind`` does without, which finds less.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -293,12 +293,14 @@ class Registry(Opened):
         'none'
         """
         with self._open() as connection:
-            bases = [self._base(model, base, blind) for model in self._candidates(connection, base, of)]
+            given = [base] if isinstance(base, Target) else list(base or ())
+            models = [records.model(connection, of)] if of is not None else records.models(connection)
+            bases = bases_to_compare(models, given, blind=blind)
 
-            def salts(name: str) -> tuple[str, int, str] | None:
+            def salts(name: str) -> Locked | None:
                 found = issued.copies_with(connection, salt=name)
                 digests = {model.label: model.digest for model in records.models(connection)}
-                return (found[0].client, found[0].epoch, digests[found[0].label]) if found else None
+                return Locked(found[0].client, found[0].epoch, digests[found[0].label]) if found else None
 
             found = trace(
                 suspect, self.secret, bases, lambda: records.epochs(connection), level=level, salts=salts,
@@ -324,23 +326,6 @@ class Registry(Opened):
         """
         with self._open() as connection:
             write_report(found, self.secret, connection, Path(page), Path(evidence))
-
-    def _candidates(self, connection: sqlite3.Connection, base: Target | None, of: str | None) -> Sequence[Model]:
-        if of is not None:
-            return [records.model(connection, of)]
-        models = records.models(connection)
-        if base is None:
-            return models
-        digest = model_digest(base.model)
-        return [model for model in models if model.digest == digest] or models[-1:]
-
-    def _base(self, model: Model, base: Target | None, blind: bool) -> Base:
-        known = model.layout
-        target = None
-        if not blind:
-            target = registered_base(model) if base is None else checked_base(base, model)
-        shapes = {name: tuple(shape) for name, shape in known["shapes"].items()}
-        return Base(model.label, model.digest, known["chips"], known["amplitude"], target, shapes)
 
     def export(self, path: str | Path) -> int:
         """Clients and copies as a CSV file, nothing secret in it: how many lines it has.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from stainlock.clients import issued, log, records
-from stainlock.clients.evidence import Evidence, evidence_of
+from stainlock.clients.evidence import Disclosed, Evidence, KnownBase
 from stainlock.clients.page import trace_page
+from stainlock.clients.records import Model
 from stainlock.clients.secrets import FINGERPRINT, LAYOUT, MasterSecret
-from stainlock.clients.tracing import Base, Trace, lock_seed
+from stainlock.clients.tracing import Accused, Compared, Trace
 from stainlock.errors import StainlockError
 from stainlock.storage.durable import write_file
+
+Receipts = dict[Accused, log.Receipt]
 
 
 def write_report(
@@ -19,25 +24,12 @@ def write_report(
 ) -> None:
     """The page, which holds no secret; and where clients are named the evidence, with the secrets of these alone."""
     models = {model.label: model for model in records.models(connection)}
-    receipts = {}
+    receipts: Receipts = {}
     for one in found.clients:
         copy = issued.issued_copy(connection, records.client(connection, one.client), models[one.model], one.epoch)
         if copy is not None:
-            receipts[one.client, one.epoch] = log.receipt(connection, copy.entry)
-    disclosed: Evidence | None = None
-    if found.clients:
-        first = models[found.clients[0].model]  # the base that the most certain of them had
-        base = Base(first.label, first.digest, first.layout["chips"], first.layout["amplitude"], None)
-        secrets = {
-            LAYOUT: secret.derive(LAYOUT, first.digest),
-            FINGERPRINT: {
-                (one.client, one.epoch): secret.derive(FINGERPRINT, first.digest, one.client, one.epoch)
-                for one in found.clients
-                if one.model == first.label
-            },
-            "lock_seed": str(lock_seed(secret, first.digest, *found.lock_of)) if found.lock_of else None,
-        }
-        disclosed = evidence_of(found, base, secrets, receipts)
+            receipts[one] = log.receipt(connection, copy.entry)
+    disclosed = evidence_of(found, secret, models, receipts) if found.clients else None
     try:
         content = trace_page(found, receipts, disclosed, evidence if disclosed is not None else None)
     except ModuleNotFoundError as error:
@@ -45,3 +37,42 @@ def write_report(
     write_file(page, content.encode())
     if disclosed is not None:
         disclosed.save(evidence)
+
+
+def evidence_of(found: Trace, secret: MasterSecret, models: Mapping[str, Model], receipts: Receipts) -> Evidence:
+    """A trace that named clients, with their secrets, and what is needed of every base that they had copies of."""
+    naming = {one.model for one in found.clients}
+    mixed_in = {digest for one in found.compared if one.model in naming for digest in one.mixed_in}
+    bases = tuple(
+        _base(one, models[one.model], secret, names=one.model in naming)
+        for one in found.compared
+        if one.model in naming or one.digest in mixed_in
+    )
+    accused = tuple(
+        Disclosed(
+            one.client, one.epoch, one.model, one.z, one.p_value, one.log10_p_value,
+            secret.derive(FINGERPRINT, models[one.model].digest, one.client, one.epoch).hex(),
+            asdict(receipts[one]) if one in receipts else None,
+        )
+        for one in found.clients
+    )  # fmt: skip
+    return Evidence(found.suspect, found.suspect_digest, bases, _lock_seed(found, secret, models), found.level,
+                    found.tested, found.threshold, accused, log.now())  # fmt: skip
+
+
+def _base(compared: Compared, model: Model, secret: MasterSecret, *, names: bool) -> KnownBase:
+    shapes = {name: tuple(shape) for name, shape in model.layout["shapes"].items()} if compared.blind else None
+    return KnownBase(
+        model.label, model.digest, model.layout["chips"], model.layout["amplitude"],
+        secret.derive(LAYOUT, model.digest).hex() if names else None, compared.weights, compared.carrying,
+        compared.mixed_in if names else (), shapes,
+    )  # fmt: skip
+
+
+def _lock_seed(found: Trace, secret: MasterSecret, models: Mapping[str, Model]) -> str | None:
+    """The seed of the lock that was undone opens the copy it is of: disclosed only if that one's client is accused."""
+    copies = {(one.client, one.epoch, models[one.model].digest) for one in found.clients}
+    lock = found.lock
+    if lock is None or (lock.client, lock.epoch, lock.model) not in copies:
+        return None
+    return str(lock.seed(secret))

@@ -18,39 +18,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from stainlock.clients.secrets import FINGERPRINT, LAYOUT, LOCK, MasterSecret, checked_name
-from stainlock.clients.suspects import Suspect, read_suspect
-from stainlock.fingerprints import Layout, Reading, align, read
+from stainlock.clients.locked import Copies, Locked, lock_of, undone
+from stainlock.clients.readings import Base, read_base
+from stainlock.clients.secrets import FINGERPRINT, LAYOUT, MasterSecret, checked_name
+from stainlock.clients.suspects import read_suspect
 from stainlock.fingerprints import trace as trace_codes
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
 from stainlock.fingerprints.tracing import LEVEL
-from stainlock.locks.keyed.lock import salt_of
-from stainlock.randomness import Randomness
 from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 _SHOWN = 3
-
-Copies = Callable[[], Iterable[tuple[str, int]]]
-
-
-@dataclass(frozen=True)
-class Base:
-    """A base model to compare with; without a target it is read blindly, which is weaker."""
-
-    label: str
-    digest: str
-    chips: int
-    amplitude: float
-    target: Target | None
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def layout(self, secret: bytes) -> Layout:
-        if self.target is None:
-            return Layout(secret, self.shapes, self.chips, self.amplitude)
-        return Layout.of(self.target.model, secret, chips=self.chips, amplitude=self.amplitude)
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,10 @@ class Accused:
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared with one base model, and what it gave; ``scores`` are all clients', in the first round."""
+    """What was compared with one base model, and what it gave; ``scores`` are all clients', in the first round.
+
+    ``mixed_in`` are the digests of other base models of which the suspect holds a share, which was taken out first.
+    """
 
     model: str
     digest: str
@@ -76,6 +58,7 @@ class Compared:
     missing: dict[str, str]
     blind: bool
     scores: NDArray[np.float64] = field(repr=False)
+    mixed_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +74,7 @@ class Trace:
     suspect: str
     suspect_digest: str
     compared: tuple[Compared, ...]
-    lock_of: tuple[str, int] | None = None
+    lock: Locked | None = None  # whose keyed lock was undone before comparing
     note: str = ""
     identical: tuple[str, int] | None = None  # whose copy this is, bit for bit, by the registry
 
@@ -100,11 +83,13 @@ class Trace:
         clients = [{"client": a.client, "epoch": a.epoch, "model": a.model, "z": a.z, "p_value": a.p_value,
                     "log10_p_value": a.log10_p_value} for a in self.clients]  # fmt: skip
         compared = [{"model": c.model, "digest": c.digest, "weights": c.weights, "carrying": c.carrying,
-                     "missing": c.missing, "blind": c.blind} for c in self.compared]  # fmt: skip
+                     "missing": c.missing, "blind": c.blind, "mixed_in": list(c.mixed_in)}
+                    for c in self.compared]  # fmt: skip
+        lock_of = [self.lock.client, self.lock.epoch] if self.lock else None
         return {
             "verdict": self.verdict, "clients": clients, "tested": self.tested, "chips": self.chips,
             "level": self.level, "threshold": self.threshold, "suspect_digest": self.suspect_digest,
-            "compared": compared, "lock_of": list(self.lock_of) if self.lock_of else None, "note": self.note,
+            "compared": compared, "lock_of": lock_of, "note": self.note,
             "identical": list(self.identical) if self.identical else None,
         }  # fmt: skip
 
@@ -116,7 +101,7 @@ def trace(
     copies: Copies,
     *,
     level: float = LEVEL,
-    salts: Callable[[str], tuple[str, int, str] | None] | None = None,
+    salts: Callable[[str], Locked | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Whose copy is this? ``copies`` gives every client with every epoch; ``salts`` whose lock a salt is, if known."""
@@ -124,22 +109,30 @@ def trace(
         raise ValueError(f"expected a level between 0 and 1, got {level}")
     found = read_suspect(suspect)
     digest = found.digest
-    owner = _owner(found, secret, bases, copies, salts)
-    if owner is not None:
-        client, epoch, model = owner
-        found = found.opened(lock_seed(secret, model, client, epoch))
+    lock = lock_of(found, secret, bases, copies, salts)
+    copied_lock = ""
+    if lock is not None:
+        its_base = next((base for base in bases if base.digest == lock.model), None)
+        opened = undone(found, lock.seed(secret), its_base)
+        if opened is None:
+            copied_lock = (
+                f"it names the lock of {lock.client}, epoch {lock.epoch}, but its weights are in another order"
+            )
+            lock = None
+        else:
+            found = opened
     names = list(copies())
     if not names:
         raise ValueError("expected clients to trace among, got none: `stainlock clients add` adds them")
     compared, accused, threshold = [], [], 0.0
     for number, base in enumerate(bases):
-        reading = read_base(found, base, secret.derive(LAYOUT, base.digest))
+        reading, mixed_in = read_base(found, base, secret.derive(LAYOUT, base.digest), bases)
         secrets = secret.derive_many(FINGERPRINT, base.digest, names)
         traced = trace_codes(reading, secrets, level, clients=len(names) * len(bases))
         threshold = traced.threshold
         compared.append(
             Compared(base.label, base.digest, reading.compared, reading.carrying, dict(reading.missing),
-                     reading.blind, traced.scores)
+                     reading.blind, traced.scores, mixed_in)
         )  # fmt: skip
         for one in traced.accused:
             client, epoch = names[one.client]
@@ -149,7 +142,8 @@ def trace(
     accused.sort(key=lambda a: a.log10_p_value)
     return Trace(
         "traced" if accused else "none", tuple(accused), len(names) * len(bases), bases[0].chips, level, threshold,
-        found.name, digest, tuple(compared), owner[:2] if owner else None, _note(compared, threshold),
+        found.name, digest, tuple(compared), lock,
+        "; ".join(note for note in (copied_lock, _note(compared, threshold)) if note),
     )  # fmt: skip
 
 
@@ -176,37 +170,6 @@ def trace_names(
         return ((name, epoch) for epoch in range(1, epochs + 1) for name in clients)
 
     return trace(suspect, secret, [known], copies, level=level)
-
-
-def read_base(suspect: Suspect, base: Base, layout_secret: bytes) -> Reading:
-    """Line 2, for one base model."""
-    ours: dict[str, Tensor] | None = None
-    theirs = dict(suspect.weights)
-    layout = base.layout(layout_secret)
-    if base.target is not None:
-        state = base.target.model.state_dict()
-        ours = {name: state[name] for name in layout.shapes}
-        theirs = align(theirs, ours).weights
-    return read(theirs, ours, layout)
-
-
-def _owner(suspect: Suspect, secret: MasterSecret, bases: Sequence[Base], copies: Copies,
-           salts: Callable[[str], tuple[str, int, str] | None] | None) -> tuple[str, int, str] | None:  # fmt: skip
-    """Whose keyed lock the suspect has: by the registry's list of salts, or else by deriving every client's."""
-    structure = suspect.lock
-    if structure is None:
-        return None
-    if salts is not None and (known := salts(structure.name)) is not None:
-        return known
-    for base in bases:
-        for client, epoch in copies():
-            if salt_of(Randomness(lock_seed(secret, base.digest, client, epoch))) == structure.salt:
-                return client, epoch, base.digest
-    return None
-
-
-def lock_seed(secret: MasterSecret, model: str, client: str, epoch: int) -> int:
-    return int.from_bytes(secret.derive(LOCK, model, client, epoch)[:16], "big")
 
 
 def _note(compared: Sequence[Compared], threshold: float) -> str:

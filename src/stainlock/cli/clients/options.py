@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, Code, Verb, load_model
+from stainlock.cli.options import FILE, Code, Verb, load_model, load_models
 
 if TYPE_CHECKING:
     from stainlock.clients.registry import Registry
@@ -94,6 +94,31 @@ def base_options(verb: Verb) -> Verb:
         return verb(base=base, of=of, **arguments)
 
     return with_base
+
+
+def bases_options(verb: Verb) -> Verb:
+    """The same for any number of base models; the verb is given ``bases``, a function, and ``of``."""
+
+    @click.option("--base", "references", multiple=True, metavar="MODEL", help="A base model that is no longer where it"
+                  " was when it was registered; may be given several times. The suspect is compared with these"
+                  " alone.")  # fmt: skip
+    @click.option("--weights", multiple=True, metavar="FILE|pretrained|random", help="Weights of --base, where that is"
+                  " a library's or factory's model; with several, one for each in their order.")  # fmt: skip
+    @click.option("--of", metavar="NAME[@VERSION]", help="Which registered model; all of them unless given.")
+    @functools.wraps(verb)
+    def with_bases(references: tuple[str, ...], weights: tuple[str, ...], of: str | None, seed: int | None, code: Code,
+                   **arguments: Any) -> int | None:  # fmt: skip
+        if not references and (weights or code.given):
+            raise ValueError("expected --base MODEL with --weights, --model or --trust-code")
+        if weights and len(weights) != len(references):
+            raise ValueError(f"expected --weights for each of {len(references)} base models, got {len(weights)}")
+
+        def bases() -> list[Target]:
+            return load_models(references, weights or [None] * len(references), seed, code)
+
+        return verb(bases=bases, of=of, **arguments)
+
+    return with_bases
 
 
 def read_names(path: Path) -> list[str]:

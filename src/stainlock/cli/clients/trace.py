@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.clients.options import base_options, opened, read_names, registry_option, secret_option
-from stainlock.cli.options import FILE, code_options, output_options, seed_option, weights_option
+from stainlock.cli.clients.options import bases_options, opened, read_names, registry_option, secret_option
+from stainlock.cli.options import FILE, code_options, output_options, seed_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -30,7 +30,7 @@ _SHOWN = 20
 @click.option("--report", "page", type=FILE, metavar="FILE.html", help="Write a page for people who decide, and beside"
               " it FILE.json, which holds the secrets of those named alone, for --check.")  # fmt: skip
 @click.option("--check", "evidence", type=FILE, metavar="FILE.json", help="Instead of a registry: compute the numbers"
-              " of such a file again. Needs --base.")  # fmt: skip
+              " of such a file again. Needs a --base for every model that it names.")  # fmt: skip
 @click.option("--names", type=FILE, metavar="FILE", help="Instead of a registry that was lost: the clients' names."
               " Needs --secret and --base.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(min=1), default=1, metavar="N", help="With --names: epochs to try (1).")
@@ -39,9 +39,8 @@ _SHOWN = 20
               help="With --names: what `clients init --amplitude` was given (0.01).")  # fmt: skip
 @click.option("--blind", is_flag=True, help="The base model is lost: do without it, which finds much less.")
 @code_options
-@weights_option
 @seed_option()
-@base_options
+@bases_options
 @output_options
 def trace(
     report: Report,
@@ -56,7 +55,7 @@ def trace(
     chips: int | None,
     amplitude: float | None,
     blind: bool,
-    base: Callable[[], Target | None],
+    bases: Callable[[], list[Target]],
     of: str | None,
 ) -> int:
     """Whose copy is SUSPECT? Names every client that is proven to have had a part in it; exit status 1 if none is.
@@ -72,14 +71,14 @@ def trace(
     if sum((registry is not None, evidence is not None, names is not None)) != 1:
         raise ValueError("expected one of --registry FILE, --check FILE.json and --names FILE")
     if evidence is not None:
-        return _check(report, suspect, evidence, base())
+        return _check(report, suspect, evidence, bases())
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"expected --report FILE.html, got {page}")
     if names is not None:
         if page is not None or blind or of is not None:
             raise ValueError("expected --registry with --report, --blind and --of")
         options = {"epochs": epochs, "level": level, "chips": chips, "amplitude": amplitude}
-        found = _by_names(suspect, names, secret, base(), options)
+        found = _by_names(suspect, names, secret, bases(), options)
         return _told(report, found, None)
     if chips is not None or amplitude is not None:
         raise ValueError("expected --names with --chips and --amplitude: a registry knows its own")
@@ -87,7 +86,7 @@ def trace(
     outputs = [page, page.with_suffix(".json")] if page is not None else []
     with opened(registry, secret) as clients, Outputs(outputs) as places:
         with report.progress("tracing") as progress:
-            found = clients.trace(suspect, level=level, base=base(), of=of, blind=blind, progress=progress)
+            found = clients.trace(suspect, level=level, base=bases(), of=of, blind=blind, progress=progress)
         if page is not None:
             evidence_file = places.place(outputs[1]) if found.clients else outputs[1]
             clients.write_report(found, places.place(page), evidence_file)
@@ -95,15 +94,17 @@ def trace(
     return _told(report, found, page)
 
 
-def _by_names(suspect: str, names: Path, secret: Path | None, base: Target | None, options: dict[str, Any]) -> Trace:
+def _by_names(suspect: str, names: Path, secret: Path | None, bases: list[Target], options: dict[str, Any]) -> Trace:
     from stainlock.cli.clients.options import asked_passphrase
     from stainlock.clients.secrets import MasterSecret
     from stainlock.clients.tracing import trace_names
 
-    if secret is None or base is None:
-        raise ValueError("expected --secret FILE and --base MODEL with --names: they are what tracing needs")
+    if secret is None or len(bases) != 1:
+        raise ValueError("expected --secret FILE and one --base MODEL with --names: they are what tracing needs")
     master = MasterSecret.load(secret, asked_passphrase)
-    return trace_names(suspect, master, base, read_names(names), **{k: v for k, v in options.items() if v is not None})
+    return trace_names(
+        suspect, master, bases[0], read_names(names), **{k: v for k, v in options.items() if v is not None}
+    )
 
 
 def _told(report: Report, found: Trace, page: Path | None) -> int:
@@ -113,8 +114,12 @@ def _told(report: Report, found: Trace, page: Path | None) -> int:
             facts, f"none: no client is proven to be the source ({found.tested} tested, level {found.level:g})"
         )
     else:
-        lines = [f"traced: {one.client}, epoch {one.epoch} (z = {one.z:.1f}, {_chance(one)})"
-                 for one in found.clients[:_SHOWN]]  # fmt: skip
+        several = len(found.compared) > 1
+        lines = [
+            f"traced: {one.client}, epoch {one.epoch}{f' of {one.model}' if several else ''}"
+            f" (z = {one.z:.1f}, {_chance(one)})"
+            for one in found.clients[:_SHOWN]
+        ]
         if len(found.clients) > _SHOWN:
             lines.append(f"and {len(found.clients) - _SHOWN} more")
         report.result(facts, *lines)
@@ -134,12 +139,11 @@ def _chance(one: Accused) -> str:
     return f"p = {one.p_value:.2g}" if one.p_value >= 1e-4 else f"p ≤ 1e{math.ceil(one.log10_p_value)}"
 
 
-def _check(report: Report, suspect: str, evidence: Path, base: Target | None) -> int:
-    from stainlock.clients.evidence import Evidence, check_evidence
+def _check(report: Report, suspect: str, evidence: Path, bases: list[Target]) -> int:
+    from stainlock.clients.checking import check_evidence
+    from stainlock.clients.evidence import Evidence
 
-    if base is None:
-        raise ValueError("expected --base MODEL with --check: scores are of differences from it")
-    checked = check_evidence(Evidence.load(evidence), suspect, base)
+    checked = check_evidence(Evidence.load(evidence), suspect, *bases)
     facts = {"verdict": "confirmed" if checked.holds else "not confirmed", "clients": checked.clients,
              "checks": checked.lines}  # fmt: skip
     report.result(facts, *checked.lines, "confirmed" if checked.holds else "NOT confirmed")

@@ -1,0 +1,43 @@
+"""Readings: a suspect laid beside the base models that its copies may have been made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stainlock.clients.suspects import Suspect
+from stainlock.fingerprints import Layout, Reading, align, read
+from stainlock.fingerprints.versions import without_versions
+from stainlock.target import Target
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model to compare with; without a target it is read blindly, which is weaker."""
+
+    label: str
+    digest: str
+    chips: int
+    amplitude: float
+    target: Target | None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def layout(self, secret: bytes) -> Layout:
+        if self.target is None:
+            return Layout(secret, self.shapes, self.chips, self.amplitude)
+        return Layout.of(self.target.model, secret, chips=self.chips, amplitude=self.amplitude)
+
+
+def read_base(
+    suspect: Suspect, base: Base, layout_secret: bytes, others: Sequence[Base] = ()
+) -> tuple[Reading, tuple[str, ...]]:
+    """What the suspect holds of copies of one base, and the digests of ``others`` whose share in it was taken out."""
+    layout = base.layout(layout_secret)
+    if base.target is None:
+        return read(dict(suspect.weights), None, layout), ()
+    state = base.target.model.state_dict()
+    ours = {name: state[name] for name in layout.shapes}
+    versions = {other.digest: other.target.model.state_dict() for other in others
+                if other.target is not None and other.digest != base.digest}  # fmt: skip
+    left, mixed_in = without_versions(align(dict(suspect.weights), ours).weights, ours, versions)
+    return read(left, ours, layout), mixed_in
