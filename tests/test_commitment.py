@@ -22,9 +22,10 @@ from torch import Tensor
 from tsa import Authority
 
 from stainlock import Commitment, FileError, Key, Signer, Target, commit, stain, verify
-from stainlock.commitments import Timestamp, read_public_key, read_roots
 from stainlock.commitments import check as check_module
+from stainlock.commitments.evidence import Timestamp, read_roots
 from stainlock.commitments.opening import NOT_SEALED
+from stainlock.commitments.signing import read_public_key
 from stainlock.plan import Permutation, Replacement
 from stainlock.storage.files import model_digest
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import stainlock as sl
 from stainlock.cli.app import VERBS
@@ -69,6 +70,26 @@ assert main(["verify", {str(tmp_path / "suspect.safetensors")!r}, "--key", {str(
 def test_the_command_answers_without_torch(arguments: list[str]) -> None:
     loaded = loaded_after(f"import sys\nsys.argv[0] = 'stainlock'\nfrom stainlock.cli import main\nmain({arguments!r})")
     assert not loaded & {*HEAVY, "torch", "numpy", "scipy", "rich.table"}
+
+
+REGISTRY_VERBS = [
+    ["clients", "add", "acme", "globex"], ["clients", "list", "--json"], ["clients", "show", "acme"],
+    ["clients", "rotate", "acme"], ["clients", "revoke", "globex"], ["clients", "export", "--out", "clients.csv"],
+    ["clients", "check"], ["commit", "--out", "log.json", "--new-signing-key", "me.pem"],
+    ["clients", "check", "--commitment", "log.json"],
+]  # fmt: skip
+
+
+def test_names_and_dates_of_clients_need_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in SQLite; waiting seconds for torch to list them would be a nuisance."""
+    monkeypatch.chdir(tmp_path)
+    base = sl.Target(nn.Sequential(nn.Linear(64, 40), nn.ReLU()), (64,), mean=(0,), std=(1,))
+    with sl.Registry("clients.db") as registry:
+        registry.init(base, name="mine")
+    calls = [[*verb, "--registry", "clients.db"] for verb in REGISTRY_VERBS]
+    loaded = loaded_after(f"from stainlock.cli import main\nassert [main(call) for call in {calls!r}] == [0] * 9")
+    assert not loaded & {*HEAVY, "torch", "numpy", "scipy"}
+    assert (tmp_path / "clients.csv").read_text().count("\n") == 3
 
 
 def test_every_verb_is_a_function_of_the_same_name() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.gating.structure import KIND as KEYED
 from stainlock.gating.structure import Structure
-from stainlock.storage.checks import check_text, shown
+from stainlock.storage.values import check_text, shown
 from stainlock.target import Target, submodule
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
-from stainlock.storage.checks import check_permutations, check_replacements, check_writes, shown
+from stainlock.storage.checks import check_permutations, check_replacements, check_writes
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import is_model, model_digest, pack, unpack
+from stainlock.storage.values import shown
 from stainlock.target import Target
 
 DELTA_VERSION = 3

@@ -17,7 +17,7 @@ from stainlock.clients.checking import check_evidence
 from stainlock.clients.evidence import Evidence
 from stainlock.clients.log import Receipt
 from stainlock.clients.secrets import MasterSecret
-from stainlock.commitments import LogCommitment
+from stainlock.commitments.log_head import LogCommitment
 
 
 @functools.cache

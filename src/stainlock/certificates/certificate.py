@@ -30,7 +30,8 @@ from stainlock.network.sites import Site
 from stainlock.sphere import FloatArray
 from stainlock.storage.checks import check_certificate
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import model_digest, read_record, tensor_digest
+from stainlock.storage.files import model_digest, tensor_digest
+from stainlock.storage.records import read_record
 from stainlock.target import Target, check_target
 
 FORMAT = "stainlock-certificate"

@@ -29,7 +29,7 @@ from stainlock.errors import FileError
 from stainlock.key import Key
 from stainlock.storage.checks import check_public_certificate
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import read_json, read_record
+from stainlock.storage.records import read_json, read_record
 from stainlock.target import Target
 
 FORMAT = "stainlock-public-certificate"

@@ -17,7 +17,9 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stainlock.commitments import Commitment, Signed, Signer
+    from stainlock.commitments.commitment import Commitment
+    from stainlock.commitments.signed import Signed
+    from stainlock.commitments.signing import Signer
     from stainlock.target import Target
 
 _GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
@@ -74,7 +76,6 @@ def command(
     Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
     the request, and --attach the answer. `stainlock verify --commitment` checks it all.
     """
-    from stainlock.commitments import Commitment, attestation
     from stainlock.storage.durable import write_file
 
     if (signature is None) != (ec_key is None):
@@ -122,6 +123,9 @@ def command(
         if request is not None:
             write_file(outputs.place(request), commitment.timestamp_request())
         if signature is not None and ec_key is not None:
+            from stainlock.commitments.attestation import attestation
+            from stainlock.commitments.commitment import Commitment
+
             if not isinstance(commitment, Commitment):
                 raise ValueError("expected a commitment to a model with --model-signature, not to a registry's log")
             write_file(outputs.place(signature[1]), attestation(signature[0], commitment, ec_key).encode())
@@ -141,7 +145,7 @@ def command(
 
 
 def _signer(path: Path | None) -> Signer:
-    from stainlock.commitments import Signer
+    from stainlock.commitments.signing import Signer
 
     return Signer.new() if path is None else Signer.load(path)
 
@@ -153,7 +157,7 @@ def _made(
     statement: str,
     load: Callable[[], Target | dict[str, Tensor]],
 ) -> Commitment:
-    from stainlock.commitments import commit
+    from stainlock.commitments.commitment import commit
     from stainlock.key import Key
 
     key = Key.load(key_file)
@@ -172,15 +176,16 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
 
 
 def _of_log(registry: Path, signer: Signer, statement: str) -> Signed:
-    from stainlock.clients.registry import Registry
+    from stainlock.clients.ledger import Ledger
 
-    with Registry(registry) as clients:
+    with Ledger(registry) as clients:
         return clients.commit_log(signer, statement=statement)
 
 
 def _attached(path: Path, responses: tuple[Path, ...], entries: tuple[Path, ...]) -> Signed:
-    from stainlock.commitments import Commitment, LogCommitment
-    from stainlock.storage.files import read_json
+    from stainlock.commitments.commitment import Commitment
+    from stainlock.commitments.log_head import LogCommitment
+    from stainlock.storage.records import read_json
 
     facts = read_json(path, "commitment")
     of_log = isinstance(facts, dict) and facts.get("format") == LogCommitment.FORMAT

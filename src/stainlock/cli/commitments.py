@@ -13,7 +13,8 @@ import click
 from stainlock.cli.options import FILE, Verb
 
 if TYPE_CHECKING:
-    from stainlock.commitments import Check, Commitment
+    from stainlock.commitments.check import Check
+    from stainlock.commitments.commitment import Commitment
     from stainlock.key import Key
 
 
@@ -69,7 +70,9 @@ class Claim:
             if surplus := [name for name, value in given.items() if value]:
                 raise ValueError(f"expected --commitment with {surplus[0]}")
             return None
-        from stainlock.commitments import load_commitment, read_public_key, read_roots
+        from stainlock.commitments.attestation import load_commitment
+        from stainlock.commitments.evidence import read_roots
+        from stainlock.commitments.signing import read_public_key
 
         options = {
             "rivals": [load_commitment(path) for path in rivals],

@@ -13,7 +13,7 @@ from stainlock.cli.commitments import commitment_lines
 from stainlock.cli.services import Behind
 
 if TYPE_CHECKING:
-    from stainlock.commitments import Check
+    from stainlock.commitments.check import Check
     from stainlock.key import Key
     from stainlock.verification import Verdict
 

@@ -2,5 +2,6 @@
 
 `secrets` derives everything from one master secret, `database` and `records` keep names and dates, `log` chains what
 was done. `copies` makes a client's copy, `issuing` writes copies to the disk, `tracing` finds the leaker of a suspect,
-and `evidence` and `page` put the answer into the hands of others. `registry` is the door to all of it.
+`evidence` and `page` put the answer into the hands of others, and `checking` computes it again. `registry` is the door
+to all of it, `ledger` the part of it that needs no model.
 """

@@ -18,9 +18,9 @@ from stainlock import __version__
 from stainlock.clients.readings import Base
 from stainlock.errors import FileError
 from stainlock.fingerprints.layout import PAGE
-from stainlock.storage.checks import check_number, check_text, check_whole, check_wholes, expect
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import read_json, read_record
+from stainlock.storage.records import read_json, read_record
+from stainlock.storage.values import check_number, check_text, check_whole, check_wholes, expect
 from stainlock.target import Target
 
 FORMAT, VERSION = "stainlock-evidence", 2

@@ -23,9 +23,8 @@ from typing import Any
 
 from stainlock import __version__
 from stainlock.commitments.evidence import TIME
-from stainlock.commitments.opening import canonical
 from stainlock.errors import FileError
-from stainlock.storage.files import parse_json, read_record
+from stainlock.storage.records import canonical, parse_json, read_record
 
 FORMAT, VERSION = "stainlock-receipt", 1
 _START = "log start"

@@ -13,8 +13,8 @@ from stainlock.clients import log
 from stainlock.clients.database import transaction
 from stainlock.clients.secrets import checked_name
 from stainlock.errors import FileError
-from stainlock.storage.checks import shown
-from stainlock.storage.files import parse_json
+from stainlock.storage.records import parse_json
+from stainlock.storage.values import shown
 
 _MOST_EPOCHS = 100_000  # of a client: one a day for centuries
 

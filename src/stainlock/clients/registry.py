@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stainlock.clients import issued, records
 from stainlock.clients.bases import Source, bases_to_compare, checked_base, load_base, registered_base, source_of
 from stainlock.clients.copies import Copy, Protection, make_copy
-from stainlock.clients.issued import IssuedCopy
 from stainlock.clients.issuing import issue_orders, layout_of
+from stainlock.clients.ledger import Ledger
 from stainlock.clients.locked import Locked
-from stainlock.clients.opening import Opened
 from stainlock.clients.orders import orders_for, single_order
-from stainlock.clients.records import Client, Model
+from stainlock.clients.records import Model
 from stainlock.clients.reporting import write_report
 from stainlock.clients.secrets import LAYOUT, checked_name, disclosed_digest
 from stainlock.clients.tracing import Trace, trace
@@ -24,14 +22,13 @@ from stainlock.errors import FileError
 from stainlock.fingerprints import Layout
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
 from stainlock.fingerprints.tracing import LEVEL
-from stainlock.storage.durable import refuse_existing
 from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 Progress = Callable[[int, int], None]
 
 
-class Registry(Opened):
+class Registry(Ledger):
     """Who has which copy of a model. One SQLite file with names and dates; secrets are derived from one master secret.
 
     The master secret is a file of its own, by default beside the registry and with the ending ``.secret``. Keep a copy
@@ -90,80 +87,6 @@ class Registry(Opened):
             return records.add_model(
                 connection, label, digest, source, public, disclosed_digest(layout.secret), new_version=new_version
             )
-
-    def add(self, *names: str) -> int:
-        """Add clients, all or none of them.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> registry.add("acme", "globex")
-        2
-        """
-        with self._open() as connection:
-            return records.add_clients(connection, names)
-
-    def models(self) -> Sequence[Model]:
-        """The registered base models, every version of each.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> [model.label for model in registry.models()]
-        ['mine@1']
-        """
-        with self._open() as connection:
-            return records.models(connection)
-
-    def show(self, name: str) -> tuple[Client, Sequence[IssuedCopy]]:
-        """A client, and every copy issued to them.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> _ = registry.add("acme", "globex")
-        >>> client, copies = registry.show("acme")
-        >>> client.epoch, copies
-        (1, [])
-        """
-        with self._open() as connection:
-            found = records.client(connection, name)
-            return found, issued.copies_of(connection, found)
-
-    def count(self) -> tuple[int, int]:
-        """How many clients there are, and how many copies were issued.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> _ = registry.add("acme", "globex")
-        >>> registry.count()
-        (2, 0)
-        """
-        with self._open() as connection:
-            return records.count(connection)
-
-    def rotate(self, *names: str) -> Sequence[Client]:
-        """A new epoch for these clients: the next copy and patch are new; old copies are still traced to them.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> _ = registry.add("acme", "globex")
-        >>> registry.rotate("acme")[0].epoch
-        2
-        """
-        with self._open() as connection:
-            return records.rotate(connection, names)
-
-    def revoke(self, *names: str) -> Sequence[Client]:
-        """No more copies for these clients; those they have are still traced to them.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> _ = registry.add("acme", "globex")
-        >>> _ = registry.revoke("acme")
-        >>> registry.issue("acme", delta="acme.delta", base=target)
-        Traceback (most recent call last):
-        stainlock.errors.FileError: acme was revoked ...
-        """
-        with self._open() as connection:
-            return records.revoke(connection, names)
 
     def base(self, given: Target | None = None, of: str | None = None) -> tuple[Model, Target]:
         """A registered model and its weights, from where they were or as given, if they are the registered ones.
@@ -326,42 +249,6 @@ class Registry(Opened):
         """
         with self._open() as connection:
             write_report(found, self.secret, connection, Path(page), Path(evidence))
-
-    def export(self, path: str | Path) -> int:
-        """Clients and copies as a CSV file, nothing secret in it: how many lines it has.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> _ = registry.add("acme", "globex")
-        >>> registry.export("clients.csv")
-        2
-        """
-        refuse_existing(Path(path))
-        names = [field.name for field in dataclasses.fields(IssuedCopy)]
-        with self._open() as connection, Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, [*names, "added", "revoked"])
-            writer.writeheader()
-            lines = 0
-            for owner in records.clients(connection):
-                copies: Sequence[dict[str, Any]] = [
-                    dataclasses.asdict(copy) for copy in issued.copies_of(connection, owner)
-                ] or [{"client": owner.name}]
-                for copy in copies:
-                    writer.writerow({**copy, "added": owner.added, "revoked": owner.revoked})
-                    lines += 1
-        return lines
-
-    def list(self, *, limit: int | None = None, after: str = "") -> Iterator[Client]:
-        """Clients in the order of their names, those behind ``after``.
-
-        >>> registry = sl.Registry("clients.db")
-        >>> _ = registry.init(target, name="mine")
-        >>> _ = registry.add("acme", "globex")
-        >>> [client.name for client in registry.list()]
-        ['acme', 'globex']
-        """
-        with self._open() as connection:
-            yield from records.clients(connection, limit=limit, after=after)
 
 
 def _short_name(reference: str) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 from stainlock.errors import FileError, StainlockError
 from stainlock.storage.durable import refuse_existing, write_file
-from stainlock.storage.files import read_record
+from stainlock.storage.records import read_record
 
 FORMAT, VERSION = "stainlock-master-secret", 1
 _DOMAIN = b"stainlock clients 1"

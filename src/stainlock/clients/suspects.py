@@ -21,7 +21,8 @@ from stainlock.locks.keyed.lock import bits_of, permutations_of
 from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle
 from stainlock.plan import Plan
 from stainlock.randomness import Randomness
-from stainlock.storage.files import read_json, tensor_digest
+from stainlock.storage.files import tensor_digest
+from stainlock.storage.records import read_json
 from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target
 

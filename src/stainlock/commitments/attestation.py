@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stainlock.commitments.commitment import Commitment
 from stainlock.commitments.signing import commit_extra, read_private_key
 from stainlock.errors import FileError
-from stainlock.storage.files import parse_json, read_json
+from stainlock.storage.records import parse_json, read_json
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

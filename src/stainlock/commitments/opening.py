@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from stainlock.commitments.signing import commit_extra
 from stainlock.key import Key
 from stainlock.storage.files import model_digest, tensor_digest
+from stainlock.storage.records import canonical
 from stainlock.target import Target
 
 # Fields of a key that no verdict reads, each with the reason. Every other field is sealed, new ones by default.
@@ -97,11 +97,6 @@ def _first_secret(key: Key) -> bytes:
     tensors = {f"detector.{i}": d.vector for i, d in enumerate(key.detectors)}
     tensors |= {f"trigger.{i}": d.trigger.levels for i, d in enumerate(key.detectors)}
     return hashlib.sha256(domain(1) + b"|" + canonical(facts) + b"|" + tensor_digest(tensors).encode()).digest()
-
-
-def canonical(facts: Mapping[str, Any]) -> bytes:
-    """One way to write them: names sorted, no spaces, ASCII."""
-    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def suspect_digest(suspect: object) -> str | None:

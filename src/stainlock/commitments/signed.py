@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from stainlock.commitments.evidence import Timestamp, mentions, parse_time, read_timestamp, timestamp_request
-from stainlock.commitments.opening import canonical
 from stainlock.commitments.signing import is_signed
 from stainlock.errors import FileError
 from stainlock.storage.durable import refuse_existing, write_file
-from stainlock.storage.files import read_record
+from stainlock.storage.records import canonical, read_record
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

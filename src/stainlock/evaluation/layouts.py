@@ -10,8 +10,8 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.models.class_names import class_names
-from stainlock.storage.checks import shown
 from stainlock.storage.files import exists
+from stainlock.storage.values import shown
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 

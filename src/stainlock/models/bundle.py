@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name, named_reference
-from stainlock.storage.checks import check_text, shown
 from stainlock.storage.durable import final_name, sync_tree, write_file
-from stainlock.storage.files import is_model, is_state, model_digest, read_json
+from stainlock.storage.files import is_model, is_state, model_digest
+from stainlock.storage.records import read_json
 from stainlock.storage.staging import new_folder
+from stainlock.storage.values import check_text, shown
 from stainlock.storage.weights import load_state, one_line, read_weights
 from stainlock.target import Target, check_target
 

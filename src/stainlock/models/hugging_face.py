@@ -18,7 +18,7 @@ from torch import nn
 from stainlock.errors import FileError, ModelError
 from stainlock.models.building import failures_told, imported, quiet, without_bars
 from stainlock.storage.checks import check_conventions
-from stainlock.storage.files import read_json
+from stainlock.storage.records import read_json
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 _DEFAULT_SIZE = 224

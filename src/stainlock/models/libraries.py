@@ -21,7 +21,7 @@ from stainlock.insertion import state_size
 from stainlock.models.hugging_face import hf_target, is_harmless_setting, transformers_reference, transformers_target
 from stainlock.models.smp import smp_target
 from stainlock.models.yolo import is_stock, stock_reference, stock_size, ultralytics_target
-from stainlock.storage.checks import LONGEST_NAME
+from stainlock.storage.values import LONGEST_NAME
 from stainlock.storage.weights import one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 

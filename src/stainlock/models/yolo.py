@@ -18,7 +18,7 @@ from torch import nn
 from stainlock.errors import ModelError
 from stainlock.models.building import failures_told, imported, quiet
 from stainlock.models.yolo_files import read_checkpoint, read_yaml
-from stainlock.storage.checks import check_wholes
+from stainlock.storage.values import check_wholes
 from stainlock.target import Target
 
 _INSTALL = "stainlock[ultralytics]"

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.storage.checks import check_number, check_text, check_whole, expect, shown
+from stainlock.storage.values import check_number, check_text, check_whole, expect, shown
 from stainlock.storage.weights import check_pytorch_file, check_tensors, one_line
 
 _PARTS = ("block", "conv", "head", "transformer", "utils")  # of ultralytics.nn.modules

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from stainlock.errors import FileError
 from stainlock.evaluation.data import chosen_indices, open_image
-from stainlock.storage.checks import check_whole, expect, shown
-from stainlock.storage.files import exists, parse_json
+from stainlock.storage.files import exists
+from stainlock.storage.records import parse_json
+from stainlock.storage.values import check_whole, expect, shown
 from stainlock.storage.weights import one_line
 
 ANNOTATIONS, IMAGES = "annotations.json", "images"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.errors import FileError
-from stainlock.storage.checks import shown
 from stainlock.storage.files import exists
+from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 
 # Each name with the types it may have. Paths are relative to the file.

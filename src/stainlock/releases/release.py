@@ -20,7 +20,8 @@ from typing import Any
 
 from stainlock.certificates import certify
 from stainlock.certificates.keyed import certify_keyed
-from stainlock.commitments import Signer, commit
+from stainlock.commitments.commitment import commit
+from stainlock.commitments.signing import Signer
 from stainlock.errors import FileError
 from stainlock.evaluation import Images
 from stainlock.key import Key
@@ -33,7 +34,8 @@ from stainlock.releases.config import Config, read_config
 from stainlock.releases.page import release_page
 from stainlock.stains import stain
 from stainlock.storage.durable import make_folder, write_file
-from stainlock.storage.files import model_digest, read_json
+from stainlock.storage.files import model_digest
+from stainlock.storage.records import read_json
 from stainlock.storage.staging import Staging
 from stainlock.target import Target
 from stainlock.verification import verify

@@ -16,8 +16,8 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.services.labels import Classes, by_boxes, by_labels, by_scores
-from stainlock.storage.checks import shown
-from stainlock.storage.files import read_json
+from stainlock.storage.records import read_json
+from stainlock.storage.values import shown
 
 _MOST_BYTES = 2**28
 Given = dict[str, list[int] | None]  # file name to labels, the best first; None where no answer came

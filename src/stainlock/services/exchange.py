@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from stainlock.errors import StainlockError
 from stainlock.services.template import Template
 from stainlock.storage.durable import refuse_existing, writing
-from stainlock.storage.files import parse_json
+from stainlock.storage.records import parse_json
 
 _LONGEST = 2**24  # bytes of an answer
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)  # worth another try

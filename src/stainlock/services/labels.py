@@ -11,7 +11,7 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.models.class_names import class_names
-from stainlock.storage.checks import shown
+from stainlock.storage.values import shown
 
 MOST_LABELS = 10_000
 _LONGEST_NAMES = 2**24  # bytes of a file of class names

@@ -31,8 +31,8 @@ from typing import Any
 
 from stainlock.errors import FileError
 from stainlock.services.labels import Classes, by_boxes, by_labels, by_scores
-from stainlock.storage.checks import shown
-from stainlock.storage.files import depth_of
+from stainlock.storage.records import depth_of
+from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 
 _PICTURE = "{picture}"

@@ -7,20 +7,29 @@ ValueError with what was expected and what came; readers add the file's name.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stainlock.storage.values import (
+    FARTHEST,
+    check_number,
+    check_one_of,
+    check_text,
+    check_whole,
+    check_wholes,
+    expect,
+    shown,
+)
+
 _KINDS = ("stain", "lock")
 _NEEDS = ("nothing", "images", "labels")
 _CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
-LONGEST_NAME, _LONGEST_NOTE = 300, 10_000  # characters of a name, and of a note
+_LONGEST_NOTE = 10_000  # characters of a note
 _SITE_KINDS = ("linear", "convolution", "transposed", "gates")
 _REDUCTIONS = ("position", "mean", "maximum")
-_FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
 _LARGEST_PIXEL = 1e15  # a value, mean or deviation of pixels: squares of it still fit 32-bit floats
 
 
@@ -238,7 +247,7 @@ def check_conventions(conventions: Mapping[str, Any]) -> None:
 def _places(places: Tensor, axes: int) -> Tensor:
     expect(places.dtype == torch.int64 and places.dim() == axes, "places as 64-bit integers",
             f"{places.dtype} {tuple(places.shape)}")  # fmt: skip
-    inside = not places.numel() or (int(places.min()) >= 0 and int(places.max()) <= _FARTHEST)
+    inside = not places.numel() or (int(places.min()) >= 0 and int(places.max()) <= FARTHEST)
     expect(inside, "places from 0", "others")
     return places
 
@@ -249,48 +258,7 @@ def _list(facts: Any, name: str) -> list[Any]:
     return list(found)
 
 
-def check_one_of(facts: Mapping[str, Any], name: str, known: tuple[str, ...]) -> None:
-    expect(isinstance(facts[name], str) and facts[name] in known, f"{' or '.join(known)} as {name}", facts[name])
-
-
-def check_wholes(values: Any, name: str, least: int = 0) -> None:
-    expect(isinstance(values, list | tuple) and len(values) <= 8, f"a few whole numbers as {name}", values)
-    for value in values:
-        check_whole(value, name, least)
-
-
-def check_whole(value: Any, name: str, least: int, most: int = _FARTHEST) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-    upwards = "" if most == _FARTHEST else f" to {most}"
-    expect(whole, f"a whole number from {least}{upwards} as {name}", value)
-
-
-def check_number(value: Any, name: str) -> None:
-    finite = _is_number(value) and abs(value) <= sys.float_info.max  # JSON has whole numbers beyond it
-    expect(finite, f"a finite number as {name}", value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_text(value: Any, name: str) -> None:
-    """A name, on one line."""
-    expect(isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable(), f"text as {name}", value)
-
-
 def _line(value: Any, name: str) -> None:
     """Text that can be written down again, of a length that people read."""
     sensible = isinstance(value, str) and len(value) <= _LONGEST_NOTE and not re.search("[\ud800-\udfff]", value)
     expect(sensible, f"text as {name}", value)
-
-
-def shown(value: object) -> str:
-    """A value for one line of an error, whatever is in it."""
-    text = str(value) if isinstance(value, int | float) or str(value).isprintable() else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def expect(holds: bool, what: str, came: object) -> None:
-    if not holds:
-        raise ValueError(f"expected {what}, got {shown(came)}")

@@ -1,10 +1,10 @@
-"""Safetensors and JSON files that explain what is wrong with them, and digests."""
+"""Safetensors files that explain what is wrong with them, and digests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.storage.checks import shown
+from stainlock.storage.records import DEEPEST, depth_of, parse_json
+from stainlock.storage.values import shown
 
 Digests = dict[str, bytes]
 MOST_TENSORS = 100_000
 _PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
 _LONGEST_HEADER = 2**26  # bytes; the library's own limit is 100 MB
-_LONGEST_RECORD = 2**24  # bytes of a JSON file
-_DEEPEST = 32  # lists and objects in one another
 
 
 def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -85,8 +84,8 @@ def unpack(
     upgrade = known[metadata["version"]]
     try:
         facts: dict[str, Any] = parse_json(metadata["facts"])
-        if not isinstance(facts, dict) or depth_of(facts) > _DEEPEST:
-            raise TypeError(f"expected an object as facts, at most {_DEEPEST} deep")
+        if not isinstance(facts, dict) or depth_of(facts) > DEEPEST:
+            raise TypeError(f"expected an object as facts, at most {DEEPEST} deep")
         return facts if upgrade is None else upgrade(facts), tensors
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FileError(f"{path} is not a complete {kind} file: {shown(str(error))}") from error
@@ -116,54 +115,12 @@ def _header(content: bytes) -> dict[str, Any]:
     return header
 
 
-def parse_json(text: bytes | str) -> Any:
-    """What JSON says, ValueError for whatever is wrong with it: too deep, say, or names that are given twice."""
-    try:
-        return json.loads(text, object_pairs_hook=_named_once)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("it has a name twice")
-    return found
-
-
 def exists(path: Path) -> bool:
     """Whether something is there; a name that no file can have is of nothing."""
     try:
         return path.exists()
     except (OSError, ValueError):  # too long, say
         return False
-
-
-def depth_of(value: Any) -> int:
-    """How many lists and objects are in one another, without recursion."""
-    deepest, waiting = 0, [(value, 0)]
-    while waiting:
-        found, depth = waiting.pop()
-        if isinstance(found, dict | list):
-            deepest = max(deepest, depth + 1)
-            waiting += [(part, depth + 1) for part in (found.values() if isinstance(found, dict) else found)]
-    return deepest
-
-
-def read_json(path: Path, what: str) -> Any:
-    """A JSON file of sensible length; else one clear line."""
-    try:
-        if path.stat().st_size > _LONGEST_RECORD:
-            raise FileError(f"{path} is not a {what}: it has {path.stat().st_size} bytes, expected at most"
-                            f" {_LONGEST_RECORD}")  # fmt: skip
-        found = parse_json(path.read_bytes())
-        if depth_of(found) > _DEEPEST:
-            raise ValueError(f"it is nested more than {_DEEPEST} deep")
-    except OSError as error:
-        raise FileError(f"can't read {what} {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise FileError(f"{path} is not a {what}, or is truncated: expected JSON ({error})") from error
-    return found
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
@@ -246,35 +203,3 @@ def _identity(model: nn.Module) -> dict[str, Tensor]:
 
 def _counted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
-
-
-def read_record(
-    path: str | Path,
-    what: str,
-    format: str,
-    version: int,
-    fields: Collection[str],
-    *,
-    older: Mapping[int, Mapping[str, Any]] | None = None,
-    found: Any = None,
-) -> dict[str, Any]:
-    """The facts of a JSON file that says what it is, all of them; else one clear line.
-
-    ``older`` are the versions that are read too, each with the facts that it did not have. ``found`` is what the file
-    was found to hold, where another file carries it.
-    """
-    facts = read_json(Path(path), what) if found is None else found
-    if not isinstance(facts, dict) or facts.get("format") != format:
-        raise FileError(f"{path} is not a stainlock {what}")
-    known = older or {}
-    if not isinstance(facts.get("version"), int):
-        raise FileError(f"{path} is not a complete {what}: expected a number as version")
-    if facts.get("version") in known:
-        facts = {**known[facts["version"]], **facts}
-    elif facts.get("version") != version:
-        raise FileError(
-            f"{path} has {what} version {shown(facts.get('version'))}, this program reads {version}: update stainlock"
-        )
-    if wrong := sorted(set(fields).symmetric_difference(facts)):
-        raise FileError(f"{path} is not a complete {what}: {shown(wrong[0])} is missing or unknown")
-    return facts

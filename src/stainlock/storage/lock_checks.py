@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stainlock.storage.checks import check_number, check_one_of, check_text, check_whole, check_wholes, expect
+from stainlock.storage.values import check_number, check_one_of, check_text, check_whole, check_wholes, expect
 
 MOST_GATES = 10_000  # layers: more than any model has
 _STRUCTURE = {"layout", "salt", "rounds", "reader", "gates"}

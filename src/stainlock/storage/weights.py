@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
-from stainlock.storage.checks import shown
 from stainlock.storage.files import check_header
+from stainlock.storage.values import shown
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".tar")
 # Under which name training scripts keep the weights, beside the optimizer and the epoch.

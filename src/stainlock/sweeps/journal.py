@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from stainlock.errors import FileError
-from stainlock.storage.checks import shown
 from stainlock.storage.durable import claim, make_folder, sync_folder
+from stainlock.storage.values import shown
 
 UNITS = "units.jsonl"
 FORMAT, VERSION = "stainlock-sweep", 2

@@ -12,9 +12,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.storage.checks import shown
 from stainlock.storage.durable import write_file
 from stainlock.storage.files import check_header
+from stainlock.storage.values import shown
 from stainlock.unlocking.lock_key import LockKey
 
 

@@ -10,19 +10,19 @@ import click
 
 from stainlock.cli.clients.options import (
     asked_passphrase,
+    ledger_options,
     new_passphrase,
     opened,
     read_names,
     registry_option,
-    registry_options,
     secret_option,
 )
 from stainlock.cli.options import FILE, Code, code_options, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
+    from stainlock.clients.ledger import Ledger
     from stainlock.clients.records import Client
-    from stainlock.clients.registry import Registry
 
 
 @click.command("init")
@@ -86,9 +86,9 @@ def init(
 @click.argument("names", nargs=-1)
 @click.option("--from", "file", type=FILE, metavar="FILE.csv", help="Also those in a file: a column client, or one name"
               " a line.")  # fmt: skip
-@registry_options
+@ledger_options
 @output_options
-def add(report: Report, registry: Registry, names: tuple[str, ...], file: Path | None) -> None:
+def add(report: Report, registry: Ledger, names: tuple[str, ...], file: Path | None) -> None:
     """Add clients by NAMES, all of them or none.
 
     \b
@@ -105,9 +105,9 @@ def add(report: Report, registry: Registry, names: tuple[str, ...], file: Path |
 @click.command("list")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N entries.")
 @click.option("--after", default="", metavar="NAME", help="Those whose names come after this one.")
-@registry_options
+@ledger_options
 @output_options
-def listing(report: Report, registry: Registry, limit: int | None, after: str) -> None:
+def listing(report: Report, registry: Ledger, limit: int | None, after: str) -> None:
     """List clients in the order of their names, and the registered models.
 
     \b
@@ -133,9 +133,9 @@ def _state(client: Client) -> str:
 
 @click.command("show")
 @click.argument("name")
-@registry_options
+@ledger_options
 @output_options
-def show(report: Report, registry: Registry, name: str) -> None:
+def show(report: Report, registry: Ledger, name: str) -> None:
     """Show a client and every copy issued to them.
 
     \b
@@ -152,9 +152,9 @@ def show(report: Report, registry: Registry, name: str) -> None:
 
 @click.command("rotate")
 @click.argument("names", nargs=-1, required=True)
-@registry_options
+@ledger_options
 @output_options
-def rotate(report: Report, registry: Registry, names: tuple[str, ...]) -> None:
+def rotate(report: Report, registry: Ledger, names: tuple[str, ...]) -> None:
     """Begin a new epoch for clients: their next copies and patches are new, old ones are still traced to them.
 
     \b
@@ -169,9 +169,9 @@ def rotate(report: Report, registry: Registry, names: tuple[str, ...]) -> None:
 
 @click.command("revoke")
 @click.argument("names", nargs=-1, required=True)
-@registry_options
+@ledger_options
 @output_options
-def revoke(report: Report, registry: Registry, names: tuple[str, ...]) -> None:
+def revoke(report: Report, registry: Ledger, names: tuple[str, ...]) -> None:
     """Give clients no more copies. Those they have keep working, and are still traced to them.
 
     \b
@@ -187,9 +187,9 @@ def revoke(report: Report, registry: Registry, names: tuple[str, ...]) -> None:
               " in use.")  # fmt: skip
 @click.option("--commitment", type=FILE, metavar="FILE.json", help="A signed commitment to the log, made by `stainlock"
               " commit --registry`: is every entry up to it as it was?")  # fmt: skip
-@registry_options
+@ledger_options
 @output_options
-def check(report: Report, registry: Registry, backup: Path | None, commitment: Path | None) -> None:
+def check(report: Report, registry: Ledger, backup: Path | None, commitment: Path | None) -> None:
     """Test the master secret, or a backup of it, and the audit log, entry by entry.
 
     \b

@@ -15,6 +15,7 @@ import click
 from stainlock.cli.options import FILE, Code, Verb, load_model, load_models
 
 if TYPE_CHECKING:
+    from stainlock.clients.ledger import Ledger
     from stainlock.clients.registry import Registry
     from stainlock.target import Target
 
@@ -23,12 +24,20 @@ PASSPHRASE = "STAINLOCK_PASSPHRASE"
 
 def registry_options(verb: Verb) -> Verb:
     """``--registry`` and ``--secret``; the verb is given a `Registry`."""
+    return _with_registry(verb, opened)
 
+
+def ledger_options(verb: Verb) -> Verb:
+    """The same where no model is needed: the verb is given a `Ledger`, and torch is not loaded."""
+    return _with_registry(verb, opened_ledger)
+
+
+def _with_registry(verb: Verb, open_it: Callable[[Path, Path | None], Ledger]) -> Verb:
     @registry_option(required=True)
     @secret_option
     @functools.wraps(verb)
     def with_registry(registry: Path, secret: Path | None, **arguments: Any) -> int | None:
-        with opened(registry, secret) as found:
+        with open_it(registry, secret) as found:
             return verb(registry=found, **arguments)
 
     return with_registry
@@ -54,6 +63,12 @@ def opened(registry: Path, secret: Path | None, *, passphrase: Callable[[], str]
     from stainlock.clients.registry import Registry
 
     return Registry(registry, secret=secret, passphrase=passphrase or asked_passphrase)
+
+
+def opened_ledger(registry: Path, secret: Path | None) -> Ledger:
+    from stainlock.clients.ledger import Ledger
+
+    return Ledger(registry, secret=secret, passphrase=asked_passphrase)
 
 
 def asked_passphrase() -> str:

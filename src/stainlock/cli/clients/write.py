@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stainlock.cli.clients.options import base_options, registry_options
+from stainlock.cli.clients.options import base_options, ledger_options, opened
 from stainlock.cli.options import FILE, code_options, output_options, seed_option, weights_option
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
-    from stainlock.clients.registry import Registry
+    from stainlock.clients.ledger import Ledger
     from stainlock.target import Target
 
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 @weights_option
 @seed_option()
 @base_options
-@registry_options
+@ledger_options
 @output_options
 def export(
     report: Report,
-    registry: Registry,
+    registry: Ledger,
     out: Path,
     client: str | None,
     epoch: int | None,
@@ -53,7 +53,8 @@ def export(
             outputs.commit()
         report.result({"out": str(out), "lines": lines}, f"{lines} lines written to {out}")
         return
-    copy = registry.copy(client, epoch=epoch, base=base(), of=of)
+    with opened(registry.path, registry.secret_path) as whole:
+        copy = whole.copy(client, epoch=epoch, base=base(), of=of)
     keys = {"stain.key": copy.stain_key, "lock.key": copy.lock_key}
     written = [name for name, key in keys.items() if key is not None]
     if not written:

@@ -1,0 +1,54 @@
+"""Values that files say, checked before anything is made of them: texts, numbers, lists of those.
+
+Each check raises ValueError with what was expected and what came; readers add the file's name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+LONGEST_NAME = 300  # characters
+FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
+
+
+def check_one_of(facts: Mapping[str, Any], name: str, known: tuple[str, ...]) -> None:
+    expect(isinstance(facts[name], str) and facts[name] in known, f"{' or '.join(known)} as {name}", facts[name])
+
+
+def check_wholes(values: Any, name: str, least: int = 0) -> None:
+    expect(isinstance(values, list | tuple) and len(values) <= 8, f"a few whole numbers as {name}", values)
+    for value in values:
+        check_whole(value, name, least)
+
+
+def check_whole(value: Any, name: str, least: int, most: int = FARTHEST) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    upwards = "" if most == FARTHEST else f" to {most}"
+    expect(whole, f"a whole number from {least}{upwards} as {name}", value)
+
+
+def check_number(value: Any, name: str) -> None:
+    finite = _is_number(value) and abs(value) <= sys.float_info.max  # JSON has whole numbers beyond it
+    expect(finite, f"a finite number as {name}", value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_text(value: Any, name: str) -> None:
+    """A name, on one line."""
+    expect(isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable(), f"text as {name}", value)
+
+
+def shown(value: object) -> str:
+    """A value for one line of an error, whatever is in it."""
+    text = str(value) if isinstance(value, int | float) or str(value).isprintable() else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def expect(holds: bool, what: str, came: object) -> None:
+    if not holds:
+        raise ValueError(f"expected {what}, got {shown(came)}")
