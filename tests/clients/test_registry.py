@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import stainlock as sl
 from stainlock.clients import database, log, records, secrets
 from stainlock.clients.database import connect
 from stainlock.clients.log import Receipt
 from stainlock.clients.secrets import MasterSecret
-from stainlock.errors import FileError
+from stainlock.errors import FileError, ModelError
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: stainlock[ray]")
 
@@ -199,7 +200,7 @@ def test_a_wrong_master_secret_is_told_before_anything_is_written(registry: sl.R
     assert registry.check_log()[0] == 3
     with pytest.raises(FileError, match="another master secret"):
         registry.check("wrong.secret")
-    with pytest.raises(FileError, match=r"can't read master secret gone\.secret"):
+    with pytest.raises(FileError, match=r"gone\.secret is not there"):
         sl.Registry("clients.db", secret="gone.secret").issue("acme", out="a")
 
 
@@ -348,3 +349,42 @@ def test_a_client_with_endless_epochs_is_told_before_they_are_looked_at(registry
             list(records.epochs(connection))
     finally:
         connection.close()
+
+
+def test_what_cannot_be_registered_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above all no master secret that nobody was told to back up."""
+    monkeypatch.chdir(tmp_path)
+    small = sl.Target(nn.Sequential(nn.Linear(4, 4)), (4,), mean=(0,), std=(1,))
+    large = sl.Target(nn.Sequential(nn.Linear(64, 64)), (64,), mean=(0,), std=(1,))
+    with pytest.raises(ModelError, match="can't carry a fingerprint"):
+        sl.Registry("clients.db").init(small, name="small")
+    with pytest.raises(ValueError, match="multiple of 1024"):
+        sl.Registry("clients.db").init(large, name="large", chips=1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_registry_is_told_before_the_secret_is_missed(registry: sl.Registry) -> None:
+    Path("folder.db").mkdir()
+    with sqlite3.connect("other.db") as other:
+        other.execute("CREATE TABLE things (name TEXT)")
+    other.close()
+    for name, words in (("folder.db", "is a folder"), ("other.db", "database of something else")):
+        with pytest.raises(FileError, match=words):
+            sl.Registry(name).init("mine.py:model")
+    registry.close()
+    Path("clients.secret").unlink()
+    with pytest.raises(FileError, match=r"clients.secret is not there: expected the master secret of clients.db"):
+        sl.Registry("clients.db").issue("acme", out="a")
+
+
+def test_a_copy_is_not_written_again_with_other_protection(registry: sl.Registry) -> None:
+    registry.issue("acme", out="a")
+    with pytest.raises(FileError, match=r"issued with neither stain nor lock, not with a lock \(keyed\)"):
+        registry.issue("acme", out="b", lock="keyed", again=True)
+    with pytest.raises(FileError, match="not with a stain"):
+        registry.issue_all("copies", stain=True)
+    assert not Path("b").exists()
+    registry.rotate("acme")
+    registry.issue("acme", out="b", lock="keyed")
+    registry.issue("acme", out="c", again=True)  # as it was issued
+    assert Path("c.png").read_bytes() == Path("b.png").read_bytes()

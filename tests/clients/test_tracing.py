@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import stainlock as sl
 from stainlock.clients.tracing import trace_names
@@ -58,6 +60,24 @@ def test_onnx_and_eight_bits(registry: sl.Registry) -> None:
     rounded = {name: (t / t.abs().max() * 127).round() * t.abs().max() / 127 for name, t in weights("a").items()
                if t.is_floating_point()}  # fmt: skip
     assert named(registry, rounded) == [("acme", 1)]
+
+
+@pytest.mark.parametrize("lock", [None, "keyed"])
+def test_what_runs_on_devices_is_traced(registry: sl.Registry, lock: str | None) -> None:
+    """A program of torch.export, which client kits hold; and layers that PyTorch has put into 8 bits."""
+    registry.issue("acme", out="a", lock=lock)
+    target = sl.load_bundle("a", model="mine.py:model")
+    sl.export(target, "a.pt2")
+    assert named(registry, "a.pt2") == [("acme", 1)]
+    network = target.model if lock is None else registry.copy("acme").lock_key.original(target).model  # type: ignore[union-attr]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's quantisation is to move to another package
+        small = torch.ao.quantization.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
+    torch.save(small.state_dict(), "small.pt")
+    assert named(registry, "small.pt") == [("acme", 1)]
+    alone = {name: value for name, value in small.state_dict().items() if "_packed_params" in name}
+    torch.save(alone, "linear.pt")  # 8-bit layers and nothing else
+    assert named(registry, "linear.pt") == [("acme", 1)]
 
 
 @pytest.mark.parametrize("stain", [False, True])
@@ -135,7 +155,11 @@ def test_what_is_nobodys(registry: sl.Registry) -> None:
     assert "0 of" in other.note
     assert "weight: " in other.note
     part = {name: t for name, t in weights("a").items() if name == "7.weight"}
-    assert registry.trace({name: t[:2] for name, t in part.items()}).note.startswith("too few")
+    note = registry.trace({name: t[:2] for name, t in part.items()}).note
+    assert note.startswith("too few")
+    assert "7.weight: shape (2, 64) where the base has (32, 64)" in note
+    assert "3.weight: not there" in note
+    assert "7.weight: nothing like the base's" in registry.trace({"7.weight": torch.randn(32, 64)}).note
     with pytest.raises(FileError, match="expected a weight file"):
         registry.trace("gone.safetensors")
 

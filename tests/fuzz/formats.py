@@ -20,6 +20,7 @@ import mutations
 import numpy as np
 import other_formats as others
 import registry_formats as clients
+import suspect_formats as suspects
 import torch
 from mutations import spoil_bytes, spoil_json, spoil_packed, spoil_tensors
 from PIL import Image
@@ -382,6 +383,8 @@ FORMATS = {
         Format("journal", UNITS, _journals, _spoil_lines, _use_journal),
         Format("safetensors", "w.safetensors", functools.cache(_safetensors), _spoil_safetensors, _use_weights),
         Format("pickle", "w.pt", functools.cache(_pickles), _spoil_pickle, _use_weights),
+        Format("quantised", "q.pt", suspects.quantised, suspects.spoil_quantised, suspects.use),
+        Format("program", "p.pt2", suspects.programs, suspects.spoil_program, suspects.use),
         Format("picture", "p.png", _pictures, _spoil_picture, _use_picture),
         Format("noise", "n.safetensors", functools.cache(_noise), _spoil_safetensors, lambda path: read_noise(path, 8)),
         Format("kit", "patch.png", others.patches, others.spoil_patch, others.use_patch),

@@ -93,8 +93,8 @@ def command(
     """Is SUSPECT stained with this key?
 
     A suspect behind an API is asked by --url and --template, or by --answers for the pictures of `stainlock probe`.
-    SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth), or with --black-box FILE.onnx. Of a bundle the
-    weights are looked at first, without building its model; its code is never run unasked.
+    SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth, .pt2), or with --black-box FILE.onnx. Of a bundle
+    the weights are looked at first, without building its model; its code is never run unasked.
     """
     from stainlock.evaluation import Images
     from stainlock.key import Key
@@ -260,7 +260,8 @@ def _load_suspect(
 ) -> _Found:
     from stainlock.models.bundle import Bundle
     from stainlock.models.references import refuse_weights
-    from stainlock.storage.weights import PYTORCH_SUFFIXES, read_weights
+    from stainlock.storage.deployed import PROGRAM, read_deployed
+    from stainlock.storage.weights import PYTORCH_SUFFIXES
 
     if Path(suspect).is_dir():
         refuse_weights(suspect, weights)
@@ -269,7 +270,7 @@ def _load_suspect(
             return _Found(code.build(bundle))
         return _Found(bundle.weights, bundle, code)
     suffix = Path(suspect).suffix.lower()
-    if suffix not in (".onnx", ".safetensors", *PYTORCH_SUFFIXES):
+    if suffix not in (".onnx", ".safetensors", PROGRAM, *PYTORCH_SUFFIXES):
         return _Found(load_model(suspect, weights, seed, code))
     if code.given:
         raise ValueError(f"expected a bundle with --model or --trust-code, got {suspect}")
@@ -279,7 +280,7 @@ def _load_suspect(
         return _Found(_onnx_session(suspect, method))
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
-    return _Found(read_weights(suspect))
+    return _Found(read_deployed(suspect))
 
 
 def _onnx_session(suspect: str, method: str) -> Any:

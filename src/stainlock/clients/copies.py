@@ -28,6 +28,10 @@ class Protection:
     stain: bool = False
     lock: str | None = None
 
+    def __str__(self) -> str:
+        parts = [*(["a stain"] if self.stain else []), *([f"a lock ({self.lock})"] if self.lock else [])]
+        return " and ".join(parts) or "neither stain nor lock"
+
 
 @dataclass(frozen=True)
 class Copy:

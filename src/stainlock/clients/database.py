@@ -60,6 +60,8 @@ MIGRATIONS: tuple[str, ...] = (
 
 def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
     """Open a registry, brought to this program's version; one of a later version, or another file, is refused."""
+    if path.is_dir():
+        raise FileError(f"{path} is a folder: expected a registry of clients, which is one file")
     if not create and not path.is_file():
         raise FileError(f"{path} is not there: `stainlock clients init MODEL --registry {path}` makes a registry")
     with explained(path):

@@ -91,8 +91,11 @@ class Opened:
         True
         """
         path = Path(backup) if backup is not None else self.secret_path
-        secret = MasterSecret.load(path, passphrase or self.passphrase)
-        with self._open() as connection:
+        with self._open() as connection:  # first of all: without a registry there is nothing that a secret could fit
+            if not path.exists():
+                raise FileError(f"{path} is not there: expected the master secret of {self.path}, or a backup of"
+                                " it (--secret FILE in the command line)")  # fmt: skip
+            secret = MasterSecret.load(path, passphrase or self.passphrase)
             kept = connection.execute("SELECT value FROM facts WHERE name = ?", (_CHECK,)).fetchone()[0]
         if not hmac.compare_digest(str(kept), secret.check):
             raise FileError(f"{path} holds another master secret than this registry's: nothing was written; find the"

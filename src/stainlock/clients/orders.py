@@ -78,7 +78,16 @@ def single_order(
     if before is not None and not again:
         raise FileError(f"{owner.name} has a copy of {model.label} in epoch {owner.epoch}, issued {before.issued}:"
                         " --again writes the same bytes, `clients rotate` begins a new epoch")  # fmt: skip
-    return _order(connection, model, owner, out, delta, protection)
+    order = _order(connection, model, owner, out, delta, protection)
+    _refuse_other_protection(order, protection)
+    return order
+
+
+def _refuse_other_protection(order: Order, asked: Protection) -> None:
+    """A copy that was issued has the same bytes for ever: a stain or lock that it lacks can't be added to it."""
+    if asked != Protection() and asked != order.protection:
+        raise FileError(f"{order.client}'s copy of epoch {order.epoch} was issued with {order.protection}, not with"
+                        f" {asked}: leave that out to write the same bytes, or `clients rotate` first")  # fmt: skip
 
 
 def orders_for(
@@ -105,6 +114,7 @@ def orders_for(
         if order.digest is not None and order.is_there:
             there += 1
         else:
+            _refuse_other_protection(order, protection)
             orders.append(order)
     return orders, there
 

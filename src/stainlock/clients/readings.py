@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from stainlock.clients.suspects import Suspect
 from stainlock.fingerprints import Layout, Reading, align, read
@@ -40,4 +42,16 @@ def read_base(
     versions = {other.digest: other.target.model.state_dict() for other in others
                 if other.target is not None and other.digest != base.digest}  # fmt: skip
     left, mixed_in = without_versions(align(dict(suspect.weights), ours).weights, ours, versions)
-    return read(left, ours, layout), mixed_in
+    reading = read(left, ours, layout)
+    missing = {name: _reason(name, why, suspect, ours) for name, why in reading.missing.items()}
+    return replace(reading, missing=missing), mixed_in
+
+
+def _reason(name: str, why: str, suspect: Suspect, ours: Mapping[str, Tensor]) -> str:
+    """Of a tensor that the suspect has under its name, why it could not be laid beside the base's."""
+    theirs = suspect.weights.get(name)
+    if why != "not there" or theirs is None:
+        return why
+    if theirs.shape != ours[name].shape:
+        return f"shape {tuple(theirs.shape)} where the base has {tuple(ours[name].shape)}"
+    return "nothing like the base's"

@@ -65,7 +65,7 @@ def add_model(
         known = connection.execute("SELECT max(version) FROM models WHERE name = ?", (name,)).fetchone()[0]
         if known is not None and not new_version:
             raise FileError(f"the registry has another model called {name}: give this one a --name of its own, or add"
-                            " it as a --new-version, which re-issues everyone")  # fmt: skip
+                            " it as a --new-version, which everyone's next copies are made from")  # fmt: skip
         if known is None and new_version:
             raise FileError(f"the registry has no model called {name} to be a new version of: it has"
                             f" {_named(connection)}; give its --name")  # fmt: skip

@@ -79,6 +79,7 @@ class Registry(Ledger):
         label = checked_name(name or _short_name(base.reference or type(base.model).__name__))
         if "@" in label:
             raise ValueError(f"expected a model's name without @, which stands before its version, got {label}")
+        Layout.of(base.model, bytes(32), chips=chips, amplitude=amplitude)  # what can't be used leaves no files behind
         if not self.path.exists() or self.path.stat().st_size == 0:
             self._begin()
         layout = Layout.of(base.model, self.secret.derive(LAYOUT, digest), chips=chips, amplitude=amplitude)

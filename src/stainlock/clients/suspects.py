@@ -21,6 +21,7 @@ from stainlock.locks.keyed.lock import bits_of, permutations_of
 from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle
 from stainlock.plan import Plan
 from stainlock.randomness import Randomness
+from stainlock.storage.deployed import read_deployed
 from stainlock.storage.files import tensor_digest
 from stainlock.storage.records import read_json
 from stainlock.storage.weights import one_line, read_weights
@@ -74,7 +75,7 @@ def read_suspect(given: Any) -> Suspect:
         return _read_bundle(path)
     if path.suffix.lower() == ".onnx":
         return Suspect(path.name, _read_onnx(path))
-    return Suspect(path.name, read_weights(path))
+    return Suspect(path.name, read_deployed(path))
 
 
 def _read_bundle(path: Path) -> Suspect:

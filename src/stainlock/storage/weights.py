@@ -6,7 +6,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ WRAPPINGS = (
 # What DataParallel, torch.compile and training frameworks put before every key.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 SHOWN = 3
+Flatten = Callable[[Mapping[Any, Any]], dict[Any, Any]]
 _DEEPEST = 4  # dicts around the weights
-_TIED = 4  # times the file's size: some models have one tensor under two names
+TIED = 4  # times the file's size: some models have one tensor under two names
 # Before it, reading a PyTorch file may run what is in it even with weights_only=True: CVE-2025-32434 (below 2.6),
 # CVE-2026-24747 (below 2.10).
 SAFE_TORCH = (2, 10)
@@ -65,11 +66,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise FileError(f"{path} is not a whole safetensors file ({one_line(error)}): get it again") from error
     if suffix not in PYTORCH_SUFFIXES:
         raise FileError(f"expected weights as .safetensors or {', '.join(PYTORCH_SUFFIXES)}, got {path}")
+    content = read_pytorch(path)
+    state = unwrap(content)
+    if state is None:
+        raise not_weights(content, path)
+    check_tensors(state, path)
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def read_pytorch(path: Path) -> Any:
+    """What a PyTorch file holds: tensors, in whatever they are wrapped in. No code in it is run."""
     check_pytorch_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about damaged files, which get an error
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
             f"{path} is damaged, or holds Python objects beside tensors, which are never loaded: "
@@ -79,11 +90,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise FileError(
             f"{path} is not a whole PyTorch file ({one_line(error)}): get it again, or use .safetensors"
         ) from error
-    state = _unwrap(content)
-    if state is None:
-        raise FileError(f"expected a dict of tensors in {path}, got {_describe(content)}: save model.state_dict()")
-    check_tensors(state, path)
-    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def not_weights(content: Any, path: Path) -> FileError:
+    return FileError(f"expected a dict of tensors in {path}, got {_describe(content)}: save model.state_dict()")
 
 
 def check_pytorch_file(path: Path) -> None:
@@ -96,33 +106,43 @@ def check_pytorch_file(path: Path) -> None:
         )
     if not zipfile.is_zipfile(path):
         return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
+    members = members_of(path)
     names = {member.filename.partition("/")[2] for member in members}
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
         raise FileError(
             f"{path} is a TorchScript program, which holds code: expected weights; save the state_dict() of"
             " torch.jit.load(...), or in Python ask it for outputs: verify(torch.jit.load(...), key, method='output')"
         )
+    check_stored(members, path)
+
+
+def members_of(path: Path) -> list[zipfile.ZipInfo]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
+
+
+def check_stored(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
+    """A zip file must unpack to no more than it is."""
     unpacked = sum(member.file_size for member in members)
     if any(member.compress_type != zipfile.ZIP_STORED for member in members) or unpacked > path.stat().st_size:
         raise FileError(f"{path} is compressed, which PyTorch's own files are not ({unpacked} bytes unpacked): save it"
                         " with torch.save, or as .safetensors")  # fmt: skip
 
 
-def check_tensors(state: Mapping[str, Tensor], path: Path) -> None:
+def check_tensors(state: Mapping[str, Tensor], path: Path, *, quantised: bool = False) -> None:
     """Refuse tensors that are not what a file has room for: repeated without end, sparse, or without values."""
     for name, tensor in ((shown(name), tensor) for name, tensor in state.items()):
-        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        plain = plain and (quantised or not tensor.is_quantized)
         if not plain or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested:
             raise FileError(f"expected plain tensors in {path}, got {name} of another kind: save model.state_dict()")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise FileError(f"{path} has {tensor.numel()} elements in {name} and values for fewer: save it contiguous")
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    if size > _TIED * path.stat().st_size:
+    if size > TIED * path.stat().st_size:
         raise FileError(f"{path} has the same values under many names, {size} bytes in all: expected a model's weights")
 
 
@@ -151,10 +171,11 @@ def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
             )
 
 
-def _unwrap(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
-    """The one dict of tensors within dicts, of which few levels are looked at."""
+def unwrap(content: Any, flatten: Flatten = dict, depth: int = 0) -> dict[str, Tensor] | None:
+    """The one dict of tensors within dicts, of which few levels are looked at; each is made flat before."""
     if not isinstance(content, Mapping) or not content:
         return None
+    content = flatten(content)
     if all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
         return dict(content)
     if depth == _DEEPEST:
@@ -163,7 +184,7 @@ def _unwrap(content: Any, depth: int = 0) -> dict[str, Tensor] | None:
 
     def unwrapped(value: Any) -> dict[str, Tensor] | None:
         if id(value) not in inner:
-            inner[id(value)] = _unwrap(value, depth + 1)
+            inner[id(value)] = unwrap(value, flatten, depth + 1)
         return inner[id(value)]
 
     for name in WRAPPINGS:

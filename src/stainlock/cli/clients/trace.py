@@ -65,8 +65,8 @@ def trace(
     stainlock clients trace leaked.onnx --registry clients.db --level 1e-9 --report trace.html
     stainlock clients trace leaked --check trace.json --base mine.py:model
 
-    SUSPECT is a bundle, a weight file (.safetensors, .pt, .pth) or FILE.onnx; none of its code is run. It may be
-    pruned, quantised, fine-tuned, in part or made of many clients' copies.
+    SUSPECT is a bundle, a weight file (.safetensors, .pt, .pth), FILE.onnx or a torch.export program, FILE.pt2; none of
+    its code is run. It may be pruned, quantised, fine-tuned, in part or made of many clients' copies.
     """
     if sum((registry is not None, evidence is not None, names is not None)) != 1:
         raise ValueError("expected one of --registry FILE, --check FILE.json and --names FILE")

@@ -1,0 +1,66 @@
+"""Files that suspects come in besides weight files: PyTorch's 8-bit layers, and programs of torch.export."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import torch
+from mutations import spoil_bytes, spoil_json
+from torch import nn
+
+from stainlock.storage.deployed import read_deployed
+
+
+@functools.cache
+def quantised() -> list[bytes]:
+    """Tensors with one scale, with one for each row, and the packed pairs of 8-bit Linear layers."""
+    weight = torch.linspace(-1, 1, 64).view(8, 8)
+    whole = torch.quantize_per_tensor(weight, 0.01, 3, torch.qint8)
+    rows = torch.quantize_per_channel(weight, torch.full((8,), 0.01), torch.zeros(8, dtype=torch.long), 0, torch.qint8)
+    name = "fc._packed_params._packed_params"
+    states = [{"conv.weight": whole, "conv.scale": torch.ones(1)}, {"conv.weight": rows, name: (rows, torch.zeros(8)),
+              "fc._packed_params.dtype": torch.qint8}]  # fmt: skip
+    buffers = [io.BytesIO() for _ in states]
+    for state, buffer in zip(states, buffers, strict=True):
+        torch.save(state, buffer)
+    return [buffer.getvalue() for buffer in buffers]
+
+
+@functools.cache
+def programs() -> list[bytes]:
+    buffer = io.BytesIO()
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
+    torch.export.save(torch.export.export(model, (torch.zeros(1, 8),)), buffer)
+    return [buffer.getvalue()]
+
+
+def spoil_quantised(content: bytes, random: Random) -> bytes:
+    return _rewritten(content, lambda name, data: spoil_bytes(data, random) if random.randint(0, 3) == 0 else data)
+
+
+def spoil_program(content: bytes, random: Random) -> bytes:
+    def spoiled(name: str, data: bytes) -> bytes:
+        if name.endswith("model_weights_config.json"):
+            return json.dumps(spoil_json(json.loads(data), random)).encode()
+        return spoil_bytes(data, random) if random.randint(0, 9) == 0 else data
+
+    return _rewritten(content, spoiled)
+
+
+def _rewritten(content: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(buffer, "w") as made:
+        for member in source.infolist():
+            made.writestr(member.filename, change(member.filename, source.read(member)))
+    return buffer.getvalue()
+
+
+def use(path: Path) -> None:
+    for tensor in read_deployed(path).values():
+        tensor.float().sum().item()
