@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -98,6 +99,7 @@ FILES: dict[str, tuple[str, str, Callable[[], bytes], str]] = {
 PROGRAM = """
 import resource, sys
 from pathlib import Path
+from types import SimpleNamespace
 import stainlock
 from stainlock import StainlockError
 from stainlock.evaluation.data import open_image
@@ -164,6 +166,19 @@ def test_what_they_would_cost_does_not_fit(tmp_path: Path, monkeypatch: pytest.M
 
 def test_formats_that_start_programs_are_not_images(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n")
+    with pytest.raises(FileError, match="unknown format"):
+        open_image(tmp_path / "a.png", "RGB")
+
+
+def test_a_damaged_image_installs_nothing_where_ultralytics_replaced_what_opens_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installs(*given: object, **named: object) -> None:
+        raise AssertionError("it would install a package")
+
+    monkeypatch.setitem(sys.modules, "ultralytics.utils.patches", SimpleNamespace(_image_open=Image.open))
+    monkeypatch.setattr(Image, "open", installs)
+    (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(FileError, match="unknown format"):
         open_image(tmp_path / "a.png", "RGB")
 

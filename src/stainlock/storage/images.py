@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ def opened_image(
 ) -> Iterator[Image.Image]:
     """An image file that is not decoded yet, and small enough to be; whatever is wrong with it gets one line."""
     try:
-        with Image.open(path, formats=formats) as image:
+        with _pillow_opens(path, formats) as image:
             if image.width * image.height > most:
                 raise ValueError(f"it has {image.width}×{image.height} pixels, more than {most}")
             yield image
@@ -32,6 +33,14 @@ def opened_image(
     except Exception as error:  # decoders raise nearly anything on damaged files
         reason = "unknown format" if isinstance(error, UnidentifiedImageError) else " ".join(str(error).split())
         raise FileError(f"{path} can't be read as {what} ({reason}): replace or remove it") from error
+
+
+def _pillow_opens(path: str | Path, formats: tuple[str, ...]) -> Image.Image:
+    """By Pillow's own function: ultralytics replaces it by one that installs a package where no format fits."""
+    replaced = sys.modules.get("ultralytics.utils.patches")
+    opens = getattr(replaced, "_image_open", Image.open)
+    opened: Image.Image = opens(path, formats=formats)
+    return opened
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
