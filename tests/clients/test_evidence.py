@@ -94,14 +94,17 @@ def test_only_the_secrets_of_the_accused_are_disclosed(traced: sl.Registry) -> N
 
 def test_the_page_answers_and_loads_nothing(traced: sl.Registry) -> None:
     page = Path("acme.html").read_text()
-    for words in ("the copy that was made for acme", "1\u202f000\u202f000", "acme.json", "Hoeffding",
+    for words in ("the copy that was made for acme", "1 of 1,000,000 such", "acme.json", "Hoeffding",
                   traced.models()[0].digest, traced.show("acme")[1][0].digest):  # fmt: skip
         assert words in page
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
     assert "<script" not in page
     nobody = traced.trace(sl.Target.from_reference("mine.py:other"))
     traced.write_report(nobody, "nobody.html", "nobody.json")
-    assert "No client is proven" in Path("nobody.html").read_text()
+    empty = Path("nobody.html").read_text()
+    assert "No client is proven" in empty
+    assert "<p>Too few to name anyone" in empty
+    assert "<img" not in empty  # nothing could be compared, so there are no scores to show
     assert not Path("nobody.json").exists()
 
 
@@ -224,6 +227,7 @@ def test_copies_of_two_versions_put_together(two_versions: tuple[sl.Registry, di
     page = Path("t.html").read_text()
     assert "--base ORIGINAL_1 --base ORIGINAL_2" in page
     assert page.count("<img") == 2  # a picture for each version
+    assert "the fingerprints of 2 copies that were made for 2 clients" in page
     for digest in (model.digest for model in registry.models()):
         own = [registry.secret.derive(FINGERPRINT, digest, name, 1).hex() in Path("t.json").read_text()
                for name in ("acme", "globex", "initech")]  # fmt: skip
@@ -244,7 +248,7 @@ def test_a_version_that_was_mixed_in_is_needed_though_it_names_no_one(
     evidence = Evidence.load("t.json")
     secrets = {base.model: base.layout_secret is not None for base in evidence.bases}
     assert secrets == {"model@1": True, "model@2": False}
-    assert "also holds a share of model@2" in Path("t.html").read_text()
+    assert "a mixture of model@1 and model@2" in Path("t.html").read_text()
     assert check_evidence(evidence, suspect, first, second).holds
     with pytest.raises(FileError, match="about copies of model@2"):
         check_evidence(evidence, suspect, first)

@@ -19,13 +19,16 @@ Receipts = Mapping[Accused, Receipt]
 
 def trace_page(trace: Trace, receipts: Receipts, evidence: Evidence | None, evidence_file: Path | None) -> str:
     """The whole page. It holds no secret: those of the accused are in the evidence beside it."""
-    models = ", ".join(c.model for c in trace.compared)
-    introduction = f"Report of {now()}, made by stainlock {__version__}: was this file made from a client’s copy?"
+    models = " and ".join(c.model for c in trace.compared)
+    introduction = (
+        f"Report of {_date(now())}, made by stainlock {__version__}: was this file made from a client’s copy?"
+    )
     sections = [
         Section("The question", (paragraph(
-            f"A file, “{trace.suspect}”, was found. Copies of the model {models} were made for {_count(trace)} (client"
-            " and period of use counted together); each copy carries a different, secret pattern of tiny changes in its"
-            " numbers, a fingerprint. Was the file made from one of these copies, and from whose?"),)),
+            f"A file, “{trace.suspect}”, was found. Each client has a copy of {models} of their own, which carries a"
+            " different, secret pattern of tiny changes in its numbers, a fingerprint. Where a client’s copy was"
+            " replaced by another, the copies are counted as epochs 1, 2 and so on. Was the file made from one of these"
+            " copies, and from whose?"),)),
         Section("The answer", _answer(trace, receipts)),
         Section("How sure is this?", _chances(trace)),
         Section("What this takes for granted", _assumptions(trace)),
@@ -37,23 +40,18 @@ def trace_page(trace: Trace, receipts: Receipts, evidence: Evidence | None, evid
     return page("Whose copy is this file?", introduction, sections)
 
 
-def _count(trace: Trace) -> str:
-    each = trace.tested // len(trace.compared)
-    return f"{each} client{'s' if each != 1 else ''}"
-
-
 def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
     if not trace.clients:
         blocks = [paragraph("No client is proven to be the source of this file.", kind="no"), paragraph(
             "That is not proof of innocence: the file may be unrelated to the model, or too little of the fingerprint"
             " may be left in it to name someone with the certainty asked for.")]  # fmt: skip
-        return (*blocks, paragraph(trace.note)) if trace.note else tuple(blocks)
-    many = len(trace.clients) > 1
-    words = (
-        f"Yes. It contains the fingerprints of {len(trace.clients)} clients: it was made by combining their copies."
-        if many
-        else f"Yes. It contains the fingerprint of the copy that was made for {trace.clients[0].client}."
-    )
+        return (*blocks, paragraph(f"{trace.note[0].upper()}{trace.note[1:]}.")) if trace.note else tuple(blocks)
+    whose = {one.client for one in trace.clients}
+    words = f"Yes. It contains the fingerprint of the copy that was made for {trace.clients[0].client}."
+    if len(trace.clients) > 1:
+        owners = f"{len(whose)} clients" if len(whose) > 1 else trace.clients[0].client
+        words = (f"Yes. It contains the fingerprints of {len(trace.clients)} copies that were made for {owners}: it was"
+                 " made by combining them.")  # fmt: skip
     rows = [
         [text(one.client), str(one.epoch), text(one.model), text(_issued(receipts.get(one))),
          f"{one.z:.1f}", _chance(one)]
@@ -73,7 +71,12 @@ def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
 
 
 def _issued(receipt: Receipt | None) -> str:
-    return str(receipt.entry["time"]) if receipt is not None else "not in the log"
+    return _date(str(receipt.entry["time"])) if receipt is not None else "not in the log"
+
+
+def _date(time: str) -> str:
+    """The log's way to write it, as people do."""
+    return time.replace("T", " ").replace("Z", " UTC")
 
 
 def _chance(one: Accused) -> str:
@@ -83,22 +86,26 @@ def _chance(one: Accused) -> str:
 
 
 def _chances(trace: Trace) -> tuple[str, ...]:
-    odds = f"{1 / trace.level:,.0f}".replace(",", "\u202f")
-    return (
-        paragraph(
-            f"The rule used here names an innocent client in at most 1 of {odds} such investigations, however many"
-            f" clients there are: {trace.tested} fingerprints were compared, and the bound is divided among them."
-        ),
+    odds = f"{1 / trace.level:,.0f}"
+    about_the_table = (
         paragraph(
             "“Chance for an innocent” in the table is the chance that any client who had no part in this file would"
             " reach a score this high. It holds whatever was done to the file, since it rests on the secret patterns"
             " alone: they are drawn like coin tosses, independently of everything else."
         ),
+    )
+    return (
+        paragraph(
+            f"The rule used here names an innocent client in at most 1 of {odds} such investigations, however many"
+            f" clients there are: {trace.tested:,} fingerprints were compared, and the bound is divided among them."
+        ),
+        *(about_the_table if trace.clients else ()),
         paragraph(
             f"In formulas: each fingerprint is {trace.chips} random signs; the file’s differences from the original are"
             " summed onto these to give y; the score is z = y·signs / ‖y‖. For signs independent of y, Hoeffding’s"
-            " inequality gives P(|z| > t) ≤ 2·exp(−t²/2) without exception. The chances above are that, times twice the"
-            f" number of fingerprints compared; a client is named where z is beyond ±{trace.threshold:.2f}."
+            " inequality gives P(|z| > t) ≤ 2·exp(−t²/2) without exception. The chance that anyone is named wrongly is"
+            " at most that, times twice the number of fingerprints compared; a client is named where z is beyond"
+            f" ±{trace.threshold:.2f}."
         ),
     )
 
@@ -110,7 +117,7 @@ def _assumptions(trace: Trace) -> tuple[str, ...]:
         " shows that.",
         "The client’s copy was in the client’s hands alone. The owner made it, and could have kept it: this"
         " report shows which copy the file comes from, not who passed it on.",
-        f"The number of fingerprints compared, {trace.tested}, is the owner’s word. If it were ten times as many, the"
+        f"The number of fingerprints compared, {trace.tested:,}, is the owner’s word. If it were ten times as many, the"
         " chances above would be ten times as large.",
         "SHA-256, HMAC and ChaCha20 do what they are believed to do.",
     ]
@@ -122,6 +129,8 @@ def _assumptions(trace: Trace) -> tuple[str, ...]:
 
 def _plot(trace: Trace) -> tuple[str, ...]:
     """One picture for each model that names someone; if none does, for the one with the highest score."""
+    if not any(c.weights for c in trace.compared):
+        return (paragraph("None of the file’s numbers could be compared, so there are no scores."),)
     naming = {one.model for one in trace.clients}
     best = max(trace.compared, key=lambda c: max(c.scores, default=0.0))
     return tuple(_picture(trace, one) for one in trace.compared if one.model in naming or (not naming and one is best))
@@ -131,11 +140,11 @@ def _picture(trace: Trace, compared: Compared) -> str:
     named = [(f"{one.client}, epoch {one.epoch}", one.z) for one in trace.clients if one.model == compared.model]
     image = score_histogram(compared.scores, trace.threshold, named)
     caption = (
-        f"Scores of all {len(compared.scores)} fingerprints against {text(compared.model)}. Those of clients who had no"
-        " part lie around zero; a client is named beyond the dashed line."
+        f"Scores of all {len(compared.scores):,} fingerprints against {text(compared.model)}. Those of clients who had"
+        " no part lie around zero; a client is named beyond the dashed line."
     )
     apart = "with the accused far from the others" if named else "none of them beyond the line"
-    return figure(image, f"Histogram of all clients' scores, {apart}", caption)
+    return figure(image, f"Histogram of all clients' scores, {apart}", caption, width=680)
 
 
 def _compared(trace: Trace) -> tuple[str, ...]:
@@ -145,11 +154,12 @@ def _compared(trace: Trace) -> tuple[str, ...]:
     ]
     blocks = [table(["model", "weights compared", "of", "highest score"], rows, numeric=(1, 2, 3))]
     labels = {c.digest: c.model for c in trace.compared}
-    for c in trace.compared:
-        if c.mixed_in and any(one.model == c.model for one in trace.clients):
-            others = " and ".join(labels[digest] for digest in c.mixed_in)
-            blocks.append(paragraph(f"The file also holds a share of {others}, whose copies seem to have been mixed in;"
-                                    f" it was taken out before comparing with {c.model}."))  # fmt: skip
+    naming = {one.model for one in trace.clients}
+    mixed = {labels[digest] for c in trace.compared if c.model in naming and c.mixed_in for digest in c.mixed_in}
+    if mixed:
+        parts = " and ".join(c.model for c in trace.compared if c.model in mixed | naming)
+        blocks.append(paragraph(f"The file is a mixture of {parts}. Before it was compared with one of them, the share"
+                                " of the others was computed and taken out."))  # fmt: skip
     if (lock := trace.lock) is not None:
         locked = (
             f"The file is locked. Its lock’s public number is that of the copy for {lock.client}, epoch {lock.epoch};"
@@ -164,18 +174,18 @@ def _compared(trace: Trace) -> tuple[str, ...]:
 
 
 def _digests(trace: Trace, receipts: Receipts, evidence: Evidence | None) -> tuple[str, ...]:
-    rows = [["the file found", _code(trace.suspect_digest), ""]]
-    rows += [[text(f"original model {c.model}"), _code(c.digest), ""] for c in trace.compared]
+    rows = [["the file found", _code(trace.suspect_digest)]]
+    rows += [[text(f"original model {c.model}"), _code(c.digest)] for c in trace.compared]
     for one in trace.clients[:_MOST_LISTED]:
         receipt = receipts.get(one)
         if receipt is not None:
             which = f" of {one.model}" if len(trace.compared) > 1 else ""
-            label = text(f"copy{which} for {one.client}, epoch {one.epoch}")
-            rows.append([label, _code(str(receipt.entry["digest"])), text(str(receipt.entry["time"]))])
-            rows.append([f"its entry in the log, number {receipt.entry['number']}", _code(receipt.chain), ""])
-    made = f"The evidence file was made on {evidence.made}. " if evidence is not None else ""
+            label = text(f"copy{which} for {one.client}, epoch {one.epoch}, issued {_issued(receipt)}")
+            rows.append([label, _code(str(receipt.entry["digest"]))])
+            rows.append([f"its entry in the log, number {receipt.entry['number']}", _code(receipt.chain)])
+    made = f"The evidence file was made on {_date(evidence.made)}. " if evidence is not None else ""
     return (
-        table(["what", "SHA-256", "date"], rows),
+        table(["what", "SHA-256"], rows),
         paragraph(f"{made}Dates are those of the owner’s machine, unless a timestamp authority has signed the log."),
     )
 

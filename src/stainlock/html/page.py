@@ -41,6 +41,7 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
 .grid img { width: 100%; }
 .grid figcaption { font-size: .8rem; line-height: 1.35; }
 @media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; }
+  pre { white-space: pre-wrap; overflow-wrap: anywhere; }
   .stacked, .stacked tbody, .stacked td, .stacked caption { display: block; } .stacked thead { display: none; }
   .stacked tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .9rem; padding: .35rem 0;
     border-bottom: 1px solid var(--line); }
