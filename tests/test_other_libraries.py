@@ -23,6 +23,9 @@ from stainlock.tensors import logits_in, tensors_in
 PROCESSOR = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
 
 
+DETR = {"model_type": "detr", "architectures": ["DetrForObjectDetection"]}
+
+
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
     transformers = pytest.importorskip("transformers")
@@ -194,6 +197,36 @@ def test_what_is_wrong_with_a_folder_is_told_in_one_line(vit: Path, spoil: Any, 
     with pytest.raises(sl.StainlockError, match=says) as told:
         Target.from_reference(f"hf:{vit}")
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"_attn_implementation": "evil/kernel"}, "kernel"),
+        ({"attn_implementation": {"": "evil/kernel"}}, "kernel"),
+        ({"backbone_config": {"auto_map": {"AutoConfig": "evil.Config"}}}, "never run"),
+        ({"backbone_config": {"use_pretrained_backbone": True}}, "to download"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
+        ({"num_hidden_layers": 10**6}, "layers"),
+        ({"hidden_size": 2**14, "intermediate_size": 2**20}, "room for"),
+        ({**DETR, "backbone": "evil/net", "use_timm_backbone": False}, "nothing is downloaded"),
+        ({**DETR, "backbone": "hf-hub:evil/net", "use_timm_backbone": True}, "can't be built"),
+    ],
+)
+def test_a_folder_asks_for_no_code_no_downloads_and_no_more_than_it_holds(
+    vit: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], says: str
+) -> None:
+    _changed("config.json", **config)(vit)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a download")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    for weights in (None, "random"):
+        with pytest.raises(ModelError, match=says) as told:
+            Target.from_reference(f"hf:{vit}", weights=weights)
+        assert "\n" not in str(told.value)
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_a_release_is_made_once(run: Run, config: Path, monkeypatch: pytest.Monk
     assert [step["note"] for step in again.facts["steps"][:2]] == ["made before", "made before"]
     after = listing(release)
     assert before == after
+    # What a release finds in its folder is read as a stranger's would be.
+    for name, content, says in (("certificate.json", "[1]", "certificate"), ("release.json", "[]", "release's record")):
+        whole = (release / name).read_bytes()
+        (release / name).write_text(content)
+        told = run("protect", config)
+        assert (told.status, says in told.stderr, "unexpected" in told.stderr) == (2, True, False), told.stderr
+        (release / name).write_bytes(whole)
     # A leaked copy of what was shipped proves whose it is.
     leaked = release / "client" / "model.safetensors"
     keys = ("--key", release / "stain.key", "--lock-key", release / "lock.key")

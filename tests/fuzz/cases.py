@@ -39,7 +39,9 @@ def outcome(one: Format, content: bytes) -> str:
         if ours and "\n" not in str(error) and len(str(error)) < 1000:
             return "refused"
         return f"foreign: {type(error).__name__}: {str(error)[:300]!r}"
-    except (Exception, Hang) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic of a library written in Rust is no Exception
         return f"foreign: {type(error).__name__}: {str(error)[:300]!r}"
     finally:
         for left in folder.iterdir():

@@ -15,10 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import library_formats as libraries
 import models
 import mutations
 import numpy as np
 import other_formats as others
+import record_formats as records
 import registry_formats as clients
 import suspect_formats as suspects
 import torch
@@ -400,6 +402,22 @@ FORMATS = {
         Format("attestation", "a.json", others.attestations, others.spoil_attestation, others.use_attestation),
         Format("signing-key", "s.pem", others.signing_keys, others.spoil_key_file, others.use_signing_key),
         Format("timestamp", "t.tsr", others.timestamps, others.spoil_timestamp, others.use_timestamp),
+        Format("roots", "r.pem", records.roots, others.spoil_key_file, records.use_roots),
+        Format("public-key", "p.pem", records.public_keys, others.spoil_key_file, records.use_public_key),
+        Format("log-entry", "e.json", records.log_entries, _spoil_text, records.use_log_entry),
+        Format("release-record", "r.json", records.release_records, _spoil_text, records.use_release_record),
+        Format("figure", "f.json", records.figures, _spoil_text, records.use_figure),
+        Format("outputs", "o.json", records.outputs, _spoil_text, records.use_outputs),
+        Format("class-names", "n.txt", records.class_name_lists, records.spoil_lines, records.use_class_names),
+        Format("suspect", MANIFEST, records.suspects, _spoil_text, records.use_suspect),
+        Format("photograph", "p.jpg", records.photographs, others.spoil_timestamp, records.use_photograph),
+        Format("hf-config", "config.json", libraries.hf_configs, _spoil_text, libraries.use_hf),
+        Format("hf-processor", "preprocessor_config.json", libraries.hf_processors, _spoil_text, libraries.use_hf),
+        Format("hf-weights", WEIGHTS, libraries.hf_weights, _spoil_safetensors, libraries.use_hf),
+        Format("hf-index", f"{WEIGHTS}.index.json", libraries.hf_indices, _spoil_text, libraries.use_hf),
+        Format("yolo", "y.pt", libraries.checkpoints, libraries.spoil_checkpoint, libraries.use_checkpoint),
+        Format("yolo-yaml", "y.yaml", libraries.yaml_files, libraries.spoil_yaml, libraries.use_yaml),
+        Format("onnx", "m.onnx", libraries.onnx_files, libraries.spoil_onnx, libraries.use_onnx),
     )
-    if one.name != "timestamp" or shutil.which("openssl")
+    if (one.name not in ("timestamp", "roots") or shutil.which("openssl")) and not libraries.missing(one.name)
 }

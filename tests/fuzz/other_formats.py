@@ -295,14 +295,14 @@ def use_clients(path: Path) -> None:
 
 
 @functools.cache
-def _commitment() -> Commitment:
+def commitment() -> Commitment:
     base = models.mlp()
     stained, key = stain(base, site="fc", seed=1)
     return commit(stained, key, Signer.new(), statement="mine")
 
 
 @functools.cache
-def _authority() -> Authority:
+def authority() -> Authority:
     folder = Path(tempfile.mkdtemp(prefix="stainlock-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Authority(folder / "authority")
@@ -310,7 +310,7 @@ def _authority() -> Authority:
 
 @functools.cache
 def timestamps() -> list[bytes]:
-    return [_authority().stamp(_commitment().timestamp_request())]
+    return [authority().stamp(commitment().timestamp_request())]
 
 
 def spoil_timestamp(content: bytes, random: Random) -> bytes:
@@ -322,12 +322,12 @@ def spoil_timestamp(content: bytes, random: Random) -> bytes:
 
 
 def use_timestamp(path: Path) -> None:
-    stamped = _commitment().with_timestamp(path.read_bytes(), str(path))
-    stamped.read_timestamps(read_roots(_authority().root))
+    stamped = commitment().with_timestamp(path.read_bytes(), str(path))
+    stamped.read_timestamps(read_roots(authority().root))
 
 
 def attestations() -> list[bytes]:
-    payload = {"predicateType": "x", "predicate": {FIELD: json.loads(_commitment().to_json())}}
+    payload = {"predicateType": "x", "predicate": {FIELD: json.loads(commitment().to_json())}}
     return [_enveloped(payload)]
 
 

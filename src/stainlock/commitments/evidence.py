@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stainlock.commitments.signing import commit_extra
 from stainlock.errors import FileError
+from stainlock.storage.values import shown
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -86,11 +87,15 @@ def read_roots(path: str | Path) -> list[Certificate]:
     with commit_extra():
         from cryptography.x509 import load_pem_x509_certificates
     try:
-        return load_pem_x509_certificates(Path(path).read_bytes())
+        found = load_pem_x509_certificates(Path(path).read_bytes())
+        for certificate in found:  # the library reads their parts only when it needs them
+            _ = certificate.subject, certificate.issuer, certificate.extensions, certificate.public_key()
+            _ = certificate.not_valid_before_utc, certificate.signature_algorithm_oid
     except OSError as error:
         raise FileError(f"can't read certificates {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise FileError(f"{path} holds no certificates: expected PEM") from error
+    except Exception as error:  # the library has several kinds of errors for what is malformed or unknown
+        raise FileError(f"{path} has no usable certificates ({shown(_short(error))}): expected PEM") from error
+    return found
 
 
 def mentions(entry: Any, digest: str) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from stainlock.errors import FileError
 from stainlock.figures import all_figures
 from stainlock.html.page import Section, bullets, figure, link, page, paragraph, paragraph_of, table, text
+from stainlock.storage.checks import check_figure_record
 from stainlock.storage.durable import write_file
+from stainlock.storage.images import opened_image
+from stainlock.storage.records import read_json
+from stainlock.storage.values import shown
 
 RECORD, REPORT = "figure.json", "report.html"
 _INTRODUCTION = (
@@ -45,12 +46,14 @@ def _record(folder: Path) -> dict[str, Any] | None:
     path = folder / RECORD
     if not path.exists():
         return None
+    facts: dict[str, Any] = read_json(path, "figure's record")
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        _ = facts["title"], facts["paper"]["figure"], facts["ran_on"]
-        return {**facts, "plots": list(facts["plots"]), "tables": list(facts["tables"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path} is not a figure's record ({error}): remove the folder and make it again") from error
+        check_figure_record(facts)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileError(
+            f"{path} is not a figure's record ({shown(str(error))}): remove the folder and make it again"
+        ) from error
+    return facts
 
 
 def _overview(records: list[dict[str, Any]]) -> Section:
@@ -86,7 +89,7 @@ def _downloads(name: str, files: Sequence[str]) -> str:
 
 def _embedded(path: Path, photographic: bool) -> tuple[bytes, str]:
     """The picture for the page: photographs as JPEG, a tenth of the size; drawings as PNG with 16 greys."""
-    with Image.open(path) as picture:
+    with opened_image(path, "a figure's plot", ("PNG",)) as picture:
         content = io.BytesIO()
         if photographic:
             picture.convert("RGB").save(content, format="JPEG", quality=_QUALITY)

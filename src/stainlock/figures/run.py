@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,8 @@ from stainlock.figures.output import CONFIGURATION, write_figure
 from stainlock.figures.plots import check_matplotlib
 from stainlock.figures.report import write_report
 from stainlock.figures.subject import first_available, in_zoo, resolved
+from stainlock.storage.records import read_json
+from stainlock.storage.values import check_number
 from stainlock.sweeps import run_sweep
 
 ALL = "all"
@@ -107,6 +108,8 @@ def reproduce(
 def _seconds_before(folder: Path) -> float:
     """The time an earlier, interrupted or complete, run of the same figure took; its rows are reused."""
     try:
-        return float(json.loads((folder / CONFIGURATION).read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
+        seconds = read_json(folder / CONFIGURATION, "figure's configuration")["seconds"]
+        check_number(seconds, "seconds")
+        return float(seconds)
+    except (FileError, ValueError, KeyError, TypeError, IndexError):
         return 0.0

@@ -17,8 +17,10 @@ from torch import nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.models.building import failures_told, imported, quiet, without_bars
+from stainlock.models.hf_config import LAYERS, check_config, check_size, offline
 from stainlock.storage.checks import check_conventions
 from stainlock.storage.records import read_json
+from stainlock.storage.values import shown
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 _DEFAULT_SIZE = 224
@@ -37,7 +39,6 @@ _WORDS = {
 # A name with one of these is never taken from a bundle: it could name weights to download or code to run.
 _BARRED = ("backbone", "implementation", "path", "quant", "auto", "kernels", "timm", "dtype", "torchscript", "_commit")
 _MOST_LAYERS, _MOST_LISTED = 256, 64
-_LAYERS = ("layer", "depth", "block", "repeat", "stage")  # in names of numbers of layers, of which each costs time
 _BOUNDS = {"image_size": 4096, "patch_size": 256, "window_size": 32}
 _LARGEST = 16384
 
@@ -48,11 +49,7 @@ def hf_target(reference: str, name: str, arguments: dict[str, Any], pretrained: 
     if arguments:
         raise ModelError(f"{reference}: expected hf:DIR without arguments: the folder's config.json has them")
     config = _config(folder, "config.json")
-    if "auto_map" in config:
-        raise ModelError(
-            f"{folder} names code of its own (auto_map in config.json), which is never run: build the model in a"
-            " FILE.py:FACTORY"
-        )
+    check_config(config, folder)
     transformers = imported("transformers", _INSTALL)
     named = config.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else "none"
@@ -63,7 +60,7 @@ def hf_target(reference: str, name: str, arguments: dict[str, Any], pretrained: 
             f"{folder} has no model.safetensors: expected what save_pretrained writes; pickled weights"
             " (pytorch_model.bin) are not read"
         )
-    with failures_told(reference), quiet("transformers"), without_bars(transformers.utils.logging):
+    with failures_told(reference), offline(), quiet("transformers"), without_bars(transformers.utils.logging):
         built = _hf_model(transformers, cls, folder, pretrained)
     mean, std = _statistics(processor)
     shape = (config.get("num_channels", 3), *_hf_size(processor, config, folder))
@@ -79,6 +76,7 @@ def _hf_model(transformers: Any, cls: Any, folder: Path, pretrained: bool) -> nn
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "use_pretrained_backbone", False):
         config.use_pretrained_backbone = False  # otherwise downloaded
+    check_size(lambda: cls(config), folder)
     if not pretrained:
         model: nn.Module = cls(config)
         return model
@@ -179,7 +177,7 @@ def is_harmless_setting(name: str, value: Any) -> bool:
     """Whether a bundle may ask for a class with this setting: a flag, numbers within bounds, or one of a few words."""
     if any(part in name for part in _BARRED) or name.startswith("_") or not name.isascii() or not name.isidentifier():
         return False
-    layers = any(part in name for part in _LAYERS)
+    layers = any(part in name for part in LAYERS)
     if isinstance(value, list):
         several = not any(isinstance(v, list) for v in value) and all(is_harmless_setting(name, v) for v in value)
         total = sum(v for v in value if isinstance(v, int)) if layers and several else 0
@@ -196,7 +194,7 @@ def is_harmless_setting(name: str, value: Any) -> bool:
 def _vision_class(transformers: Any, name: str) -> Any:
     cls = getattr(transformers, name, None) if name.isidentifier() else None
     if not isinstance(cls, type) or not issubclass(cls, transformers.PreTrainedModel):
-        raise ModelError(f"this transformers has no architecture {name!r}")
+        raise ModelError(f"this transformers has no architecture {shown(repr(name))}")
     first_input = getattr(cls, "main_input_name", "nothing")
     if first_input != "pixel_values":
         raise ModelError(f"expected a vision model, {name} takes {first_input} first")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stainlock.certificates import certify
+from stainlock.certificates import Certificate, certify
 from stainlock.certificates.keyed import certify_keyed
 from stainlock.commitments.commitment import commit
 from stainlock.commitments.signing import Signer
@@ -113,8 +113,10 @@ class _Release:
             write_file(state, (json.dumps(mine, indent=2) + "\n").encode())
             return
         found = read_json(state, "release's record")
+        if not isinstance(found, dict) or found.get("format") != mine["format"]:
+            raise FileError(f"{state} is not a release's record: choose another out, or remove the folder")
         for name, what in (("config", "other settings"), ("base", "other weights")):
-            if not isinstance(found, dict) or found.get(name) != mine[name]:
+            if found.get(name) != mine[name]:
                 raise FileError(f"{self.out} was made with {what}: choose another out, or remove the folder")
 
     @contextmanager
@@ -195,7 +197,9 @@ class _Release:
                 found = certify(self._read("stained"), Key.load(self.out / "stain.key"), images, limit=limit)
                 with self._new("certificate.json") as (place,):
                     found.save(place)
-            facts["stain"] = _certified(read_json(file, "certificate"))
+            told = Certificate.load(file)
+            facts["stain"] = {"clopper_pearson": told.bounds.get("clopper_pearson"), "samples": told.samples,
+                              "exceedances": told.exceedances}  # fmt: skip
         written = self.out / "certificate.json"
         return Made("certify", str(written) if written.exists() else None, 0, "; ".join(notes), facts)
 
@@ -236,10 +240,3 @@ class _Release:
         rows = [(m.step, Path(m.out).name if m.out else "", m.note, m.facts) for m in self.done]
         write_file(self.out / "report.html", release_page(self.config, self.base, rows).encode())
         return Made("report", str(self.out / "report.html"), 0)
-
-
-def _certified(facts: Any) -> dict[str, Any]:
-    """What of a certificate is told in the report: the number to quote."""
-    bounds = facts.get("bounds", {}) if isinstance(facts, dict) else {}
-    return {"clopper_pearson": bounds.get("clopper_pearson"), "samples": facts.get("samples"),
-            "exceedances": facts.get("exceedances")}  # fmt: skip

@@ -147,6 +147,36 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
             check_number(value, f"curve.{name}")
 
 
+def check_figure_record(facts: Mapping[str, Any]) -> None:
+    """The types of what a figure's folder says of it, as the report shows it."""
+    for name in ("figure", "title", "shows", "ran_on"):
+        check_line(facts[name], name)
+    paper = _object(facts, "paper")
+    for name in ("model", "figure"):
+        check_line(paper[name], f"paper.{name}")
+    expect(isinstance(facts["quick"], bool), "true or false as quick", facts["quick"])
+    check_number(facts["seconds"], "seconds")
+    check_whole(facts["detectors"], "detectors", 0)
+    _check_limit(facts["images"])
+    _check_lines(facts["layers"], "layers")
+    _check_lines(facts["findings"], "findings")
+    for plot in _list(facts, "plots"):
+        check_file_name(plot["file"], "a plot's file")
+        check_line(plot["caption"], "a plot's caption")
+        expect(isinstance(plot["photographic"], bool), "true or false as photographic", plot["photographic"])
+    for table in _list(facts, "tables"):
+        check_file_name(table["file"], "a table's file")
+        check_line(table["caption"], "a table's caption")
+        _check_lines(table["shown"], "columns")
+        for row in _list(table, "rows"):
+            expect(set(table["shown"]) <= set(row), "every column in every row", "fewer")
+            for value in row.values():
+                if isinstance(value, str):
+                    check_line(value, "a cell")
+                elif value is not None and not isinstance(value, bool):
+                    check_number(value, "a cell")
+
+
 def check_public_certificate(facts: Mapping[str, Any]) -> None:
     """The same of a public certificate."""
     check_one_of(facts, "level", ("position", "image"))
@@ -167,12 +197,12 @@ def check_row(facts: Mapping[str, Any]) -> None:
     """The types of an attack's row; what is not there has its default."""
     check_one_of(facts, "needs", _NEEDS)
     for name in ("attack", "group", "kind", "note", "identity"):
-        _line(facts[name], name)
+        check_line(facts[name], name)
     for name in ("verdict", "metric", "picture"):
         if facts[name] is not None:
-            _line(facts[name], name)
+            check_line(facts[name], name)
     if isinstance(facts["strength"], str):
-        _line(facts["strength"], "strength")
+        check_line(facts["strength"], "strength")
     else:
         check_number(facts["strength"], "strength")
     expect(isinstance(facts["applied"], bool), "true or false as applied", facts["applied"])
@@ -183,16 +213,16 @@ def check_row(facts: Mapping[str, Any]) -> None:
     check_number(facts["seconds"], "seconds")
     check_whole(facts["images"], "images", 0)
     for name, value in _object(facts, "figures").items():
-        _line(name, "a figure's name")
+        check_line(name, "a figure's name")
         if value is not None:
             check_number(value, f"figures.{shown(name)}")
     for name, found in _object(facts, "by").items():
-        _line(name, "a verification's name")
+        check_line(name, "a verification's name")
         expect(isinstance(found, dict), f"an object as by.{shown(name)}", found)
         _chance(found, f"by.{shown(name)}.")
         for part in ("verdict", "note"):
             if found[part] is not None:
-                _line(found[part], f"by.{shown(name)}.{part}")
+                check_line(found[part], f"by.{shown(name)}.{part}")
 
 
 def _chance(facts: Mapping[str, Any], where: str) -> None:
@@ -258,7 +288,19 @@ def _list(facts: Any, name: str) -> list[Any]:
     return list(found)
 
 
-def _line(value: Any, name: str) -> None:
+def _check_lines(values: Any, name: str) -> None:
+    expect(isinstance(values, list), f"a list of texts as {name}", values)
+    for value in values:
+        check_line(value, name)
+
+
+def check_file_name(value: Any, name: str) -> None:
+    """A file in the folder itself."""
+    check_text(value, name)
+    expect(re.fullmatch(r"[^/\\]+", value) is not None and value not in (".", ".."), f"a plain name as {name}", value)
+
+
+def check_line(value: Any, name: str) -> None:
     """Text that can be written down again, of a length that people read."""
     sensible = isinstance(value, str) and len(value) <= _LONGEST_NOTE and not re.search("[\ud800-\udfff]", value)
     expect(sensible, f"text as {name}", value)
