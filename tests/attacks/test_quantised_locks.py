@@ -16,7 +16,8 @@ FEW = {"efficientnet_lite0": {"images": 20}}  # of ImageNet's size
 @pytest.mark.parametrize(
     ("attack", "name", "chance"),
     [
-        ("int8-static-behind", "efficientnet_lite0", 0.1),
+        ("int8-static-behind", "resnet20_cifar10", 0.2),
+        pytest.param("int8-static-behind", "efficientnet_lite0", 0.1, marks=pytest.mark.slow),
         ("onnx-int8-static-behind", "resnet20_cifar10", 0.2),  # of ten classes
         pytest.param("onnx-int8-static-behind", "efficientnet_lite0", 0.1, marks=pytest.mark.slow),
     ],

@@ -126,7 +126,7 @@ def test_everyone_gets_a_copy_and_those_there_stay(registry: sl.Registry) -> Non
     assert [path for path in Path("copies").iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("ray", [None, pytest.param("local", marks=needs_ray)])
+@pytest.mark.parametrize("ray", [None, pytest.param("local", marks=[needs_ray, pytest.mark.slow])])
 def test_processes_and_ray_give_the_same_bytes(registry: sl.Registry, ray: str | None) -> None:
     registry.issue_all("one", lock="keyed")
     shutil.move("clients.db", "old.db")

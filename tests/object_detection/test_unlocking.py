@@ -23,7 +23,7 @@ SIZES = [(120, 160), (160, 120), (17, 23), (300, 60), (96, 96), (40, 400)]
 # Resizing to small images keeps tests quick; what is tested does not depend on the size.
 SMALL = {"shorter": 72, "longer": 120}
 SMALL_DETECTORS = [
-    "fasterrcnn_resnet50_fpn",
+    pytest.param("fasterrcnn_resnet50_fpn", marks=pytest.mark.slow),
     pytest.param("fasterrcnn_resnet50_fpn_v2", marks=pytest.mark.slow),
     pytest.param("retinanet_resnet50_fpn", marks=pytest.mark.slow),
     pytest.param("fcos_resnet50_fpn", marks=pytest.mark.slow),
