@@ -28,6 +28,7 @@ from stainlock.cli.report import Report, chance
 from stainlock.cli.services import SERVICE_OPTIONS, Behind, service_options
 
 if TYPE_CHECKING:
+    from stainlock.insertion import Insertion
     from stainlock.key import Key
     from stainlock.models.bundle import Bundle
     from stainlock.target import Target
@@ -44,6 +45,10 @@ _MEANING = {
     "response": "no model made without the key answers this much like its secret direction by more than that chance",
     "output": "a model made without the key gives the triggers these classes with at most that chance",
 }
+# Bare weights don't say whether there is one.
+_MAYBE_LOCKED = (
+    "if it was made from a model with a keyed lock, which hides a stain, give that lock's key as --lock-key FILE"
+)
 
 
 @click.command("verify", cls=Verb)
@@ -209,6 +214,7 @@ class _Found:
     code: Code = NO_CODE
     built: Target | None = None
     problem: str = ""
+    hint: str = ""  # what else may explain a negative verdict
 
     @property
     def build(self) -> Callable[[], Target | None] | None:
@@ -240,25 +246,39 @@ class _Found:
         if isinstance(self.loaded, Target):
             return _Found(key.opened(self.loaded))
         if isinstance(self.loaded, Mapping):
-            return _Found(key.opened_weights(self.loaded))
+            left = [one for one in self.bundle.insertions if one not in key.revert.removals] if self.bundle else []
+            return _Found(key.opened_weights(self.loaded), hint=_lock_hint(left))
         raise ValueError("expected a MODEL or a weight file with --lock-key, got one that is only asked for outputs")
 
     def annotated(self, verdict: Verdict, method: str) -> Verdict:
-        """The verdict with a note of what was not looked at."""
-        if verdict.stained or method != "auto" or self.bundle is None or self.was_run:
+        """The verdict with a note of what was hidden, or not looked at."""
+        from stainlock.verification.verdict import noted
+
+        if verdict.stained:
+            return verdict
+        if self.hint:
+            return noted(verdict, self.hint)
+        if method != "auto" or self.bundle is None or self.was_run:
             return verdict
         reason = self.problem or (
             f"{self.bundle.reference} builds its model, and a bundle's code is not run unasked; --model FILE.py:FACTORY"
             " or --trust-code would"
         )
-        note = f"only weights were looked at, not responses: {reason}"
-        return dataclasses.replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
+        return noted(verdict, f"only weights were looked at, not responses: {reason}")
+
+
+def _lock_hint(insertions: Sequence[Insertion]) -> str:
+    """That a keyed lock is among what was put into the suspect, if one is."""
+    from stainlock.gating.structure import KIND
+    from stainlock.verification.verdict import LOCKED
+
+    return LOCKED if any(one.kind == KIND for one in insertions) else ""
 
 
 def _load_suspect(
     suspect: str, weights: str | None, seed: int | None, method: str, code: Code, *, to_run: bool
 ) -> _Found:
-    from stainlock.models.bundle import Bundle
+    from stainlock.models.bundle import WEIGHTS, Bundle, insertions_said
     from stainlock.models.references import refuse_weights
     from stainlock.storage.deployed import PROGRAM, read_deployed
     from stainlock.storage.weights import PYTORCH_SUFFIXES
@@ -268,7 +288,7 @@ def _load_suspect(
         bundle = Bundle.read(suspect)
         if to_run or method not in ("auto", "weights"):
             return _Found(code.build(bundle))
-        return _Found(bundle.weights, bundle, code)
+        return _Found(bundle.weights, bundle, code, hint=_lock_hint(bundle.insertions))
     suffix = Path(suspect).suffix.lower()
     if suffix not in (".onnx", ".safetensors", PROGRAM, *PYTORCH_SUFFIXES):
         return _Found(load_model(suspect, weights, seed, code))
@@ -280,7 +300,8 @@ def _load_suspect(
         return _Found(_onnx_session(suspect, method))
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
-    return _Found(read_deployed(suspect))
+    hint = _lock_hint(insertions_said(Path(suspect).parent)) if Path(suspect).name == WEIGHTS else ""
+    return _Found(read_deployed(suspect), hint=hint or _MAYBE_LOCKED)
 
 
 def _onnx_session(suspect: str, method: str) -> Any:

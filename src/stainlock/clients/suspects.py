@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from stainlock.attacks.use.onnx_file import onnx_weights
 from stainlock.errors import FileError, ModelError
 from stainlock.gating.structure import KIND, Structure
-from stainlock.insertion import Insertion, read_insertions
+from stainlock.insertion import Insertion
 from stainlock.locks.keyed.lock import bits_of, permutations_of
-from stainlock.models.bundle import MANIFEST, WEIGHTS, Bundle
+from stainlock.models.bundle import WEIGHTS, Bundle, insertions_said
 from stainlock.plan import Plan
 from stainlock.randomness import Randomness
 from stainlock.storage.deployed import read_deployed
 from stainlock.storage.files import tensor_digest
-from stainlock.storage.records import read_json
 from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target
 
@@ -85,12 +84,7 @@ def _read_bundle(path: Path) -> Suspect:
     except FileError:
         if not (path / WEIGHTS).is_file():
             raise
-    # Whoever changed the weights has seldom mended the manifest's digest: weights count, and its word about a lock.
-    try:
-        insertions = read_insertions(read_json(path / MANIFEST, "bundle's manifest").get("insertions", []))
-    except (FileError, ValueError, KeyError, TypeError, AttributeError):
-        insertions = ()
-    return Suspect(path.name, read_weights(path / WEIGHTS), insertions)
+    return Suspect(path.name, read_weights(path / WEIGHTS), insertions_said(path))
 
 
 def _read_onnx(path: Path) -> dict[str, Tensor]:

@@ -218,6 +218,17 @@ class Bundle:
         return load_reference(self.code)
 
 
+def insertions_said(folder: Path) -> tuple[Insertion, ...]:
+    """What a folder's manifest says was put into the model, whether or not its digests fit; nothing where it has none.
+
+    Whoever changed the weights has seldom mended the manifest: its word about a lock still helps to open it.
+    """
+    try:
+        return read_insertions(read_json(folder / MANIFEST, "bundle's manifest").get("insertions", []))
+    except (FileError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+
+
 def load_bundle(path: str | Path, *, model: Architecture | None = None, trust_code: bool = False) -> Target:
     """Read a bundle, check its digests, and build the model it describes: see `Bundle.build`.
 

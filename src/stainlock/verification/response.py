@@ -40,7 +40,7 @@ from stainlock.stains.secrets import check_secrets
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at
 from stainlock.verification.reference import Reference
-from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
+from stainlock.verification.verdict import LOCKED, SIGNIFICANCE, Verdict, concluded
 from stainlock.verification.weights import best_row
 
 # Samples, so many of one input, and at most so many numbers in all inputs together: what a look may cost.
@@ -187,7 +187,7 @@ def largest_natural(suspect: Target, key: Key, natural: Iterable[Tensor] | None)
 def _same_site(suspect: Target, key: Key, *, any_dimension: bool = False) -> Site | str:
     """The key's site in the suspect, or why it has none."""
     if Structure.of(suspect) is not None:
-        return "the suspect has a keyed lock, which hides what its layers respond: open it first, with unlock --model"
+        return LOCKED
     try:
         site = analyse(suspect).site(key.site)
     except (ModelError, SiteError) as error:

@@ -11,6 +11,11 @@ SIGNIFICANCE = 1e-6
 ASSUMES = (
     "the key was fixed, triggers included, before the suspect and whatever it was made from, or without looking at them"
 )
+# A suspect says so itself, and why that explains a negative verdict.
+LOCKED = (
+    "the suspect has a keyed lock, which hides a stain: open it first, with the lock's key as --lock-key FILE, or in"
+    " Python key.opened(suspect)"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Verdict:
     note: str = ""
     largest_natural: float | None = None
     assumes: str | None = ASSUMES
+
+
+def noted(verdict: Verdict, note: str) -> Verdict:
+    """The verdict with one more note, which it may have already."""
+    return verdict if note in verdict.note else replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
 
 
 def concluded(verdict: Verdict, log_p: float, significance: float) -> Verdict:

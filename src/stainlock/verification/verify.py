@@ -10,13 +10,14 @@ from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 
+from stainlock.gating.structure import Structure
 from stainlock.key import Key
 from stainlock.network.network import sharing_analysis
 from stainlock.target import Target
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
 from stainlock.verification.response import largest_natural, verify_response
-from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
+from stainlock.verification.verdict import LOCKED, SIGNIFICANCE, Verdict, concluded, noted
 from stainlock.verification.weights import for_two_looks, verify_weights
 
 Method = Literal["auto", "weights", "response", "output"]
@@ -77,7 +78,14 @@ def _verify_each(
     return [concluded(v, v.log10_p_value * math.log(10) + math.log(len(keys)), significance) for v in found]
 
 
-def _verify_one(
+def _verify_one(suspect: Suspect, key: Key, **options: Any) -> Verdict:
+    """One verdict, which says so where a keyed lock hides what it looked for."""
+    verdict = _looked_for(suspect, key, **options)
+    locked = isinstance(suspect, Target) and Structure.of(suspect) is not None
+    return noted(verdict, LOCKED) if locked and not verdict.stained else verdict
+
+
+def _looked_for(
     suspect: Suspect,
     key: Key,
     *,
