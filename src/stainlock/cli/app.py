@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from stainlock import __version__
+from stainlock.cli.mistakes import advice
 from stainlock.cli.report import printable
 from stainlock.errors import StainlockError
 
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" (see {context.command_path} --help)" if context else ""
-        return _fail(f"error: {error.format_message()}{where}")
+        return _fail(f"error: {error.format_message()}{advice(error)}{where}")
     except (StainlockError, ValueError) as error:
         return _fail(f"error: {error}")
     except OSError as error:
