@@ -45,13 +45,17 @@ LOCKS = {
     "test_vit.py": "vit, ",
 }
 # Files that share stained models.
-TOGETHER = {"test_key.py": "keys and plans", "test_plan.py": "keys and plans"}
+TOGETHER = {
+    "test_key.py": "keys and plans", "test_plan.py": "keys and plans",
+    "test_url.py": "services", "test_probe.py": "services",
+}  # fmt: skip
 # What takes longest begins first, so that no process is left alone with it at the end.
 LONGEST = (
-    "test_schemas.py", "test_squeeze_excite.py", "test_keyed.py", "test_kit.py", "test_attacks.py",
-    "test_quantised_locks.py", "test_owner_and_client.py", "test_thief_gates.py", "test_thief_keyed.py",
-    "test_embed.py", "test_properties.py", "test_internal.py", "test_vit.py", "test_public.py", "test_key.py",
-    "test_readme.py", "test_end_to_end.py", "test_cli_demo.py", "test_ray_workers.py", "test_engine.py",
+    "test_channels.py", "test_validity.py", "test_url.py", "test_schemas.py", "test_sharing.py", "test_trigger.py",
+    "test_keyed_export.py", "test_squeeze_excite.py", "test_properties.py", "test_verify.py", "test_operators.py",
+    "test_kit.py", "test_unlocking.py", "test_embed.py", "test_zoo.py", "test_fields.py", "test_thief_gates.py",
+    "test_internal.py", "test_vit.py", "test_thief_keyed.py", "test_keyed.py", "test_attacks.py", "test_key.py",
+    "test_owner_and_client.py", "test_cli_demo.py", "test_end_to_end.py", "test_readme.py", "test_engine.py",
 )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def test_the_scan_ranks_zeros_first() -> None:
     assert {(odd.layer, odd.axis, odd.index) for odd in found[:3]} == {("0", 0, 5), ("1", 0, 7), ("1", 1, 3)}
 
 
+@pytest.mark.slow
 def test_the_disguise_hides_plain_zeros_from_the_scan() -> None:
     scan = all_attacks()["scan-weights"]
     ranks = [

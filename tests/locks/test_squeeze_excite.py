@@ -208,6 +208,7 @@ def test_norms_do_not_reveal_shifts() -> None:
     assert left["gains"] >= 0.5 > 0.1 >= left["shifts"]
 
 
+@pytest.mark.slow
 def test_shifts_cost_the_owner_nothing() -> None:
     """They are subtracted behind every block, also in the channels and rows that the signal took."""
     it = locked("new, shifted")

@@ -17,6 +17,7 @@ from stainlock.sweeps import ray_workers, run_sweep
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: stainlock[ray]")
 
 
+@pytest.mark.slow
 @needs_ray
 def test_two_workers_give_the_rows_of_one_process_though_one_of_them_is_killed(tmp_path: Path) -> None:
     trace, out = str(tmp_path / "trace"), tmp_path / "out"
