@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -88,7 +87,7 @@ class Model:
     def subject(self, target: Target) -> Subject:
         """A copy in the hands of a thief, who has a few labelled images; there is no key to a fingerprint."""
         pixels, labels = (None, None) if self.is_detector else (part[: self.thief] for part in self.data)
-        return Subject(target, SimpleNamespace(kind="fingerprint"), pixels, labels, seed=1)  # type: ignore[arg-type]
+        return Subject(target, None, pixels, labels, seed=1)
 
     def performance(self, target: Target) -> float:
         """Top-1 or AP, as a percentage."""

@@ -114,7 +114,7 @@ def test_members_with_reordered_copies_align_before_they_average() -> None:
     target = models.real("resnet20_cifar10")
     own = Layout.of(target.model, MODEL_SECRET)
     copies = [fingerprint_plan(target, own, secret(i)).apply(target) for i in range(2)]
-    subject: Any = Subject(copies[1], None, seed=3)  # type: ignore[arg-type]
+    subject: Any = Subject(copies[1], None, seed=3)
     reordered = all_attacks()["permute-channels"].run(subject, 1.0).target
     assert reordered is not None
     merged = collude([copies[0], reordered], all_collusions()["align-then-average"])

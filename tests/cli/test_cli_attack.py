@@ -71,3 +71,23 @@ def test_an_interrupt_says_how_to_go_on(run: Run, work: Path, monkeypatch: pytes
     assert result.status == 130
     assert "2 rows were measured, kept in res: the same command goes on from there" in result.stderr
     assert len(Path("res/rows.jsonl").read_text().splitlines()) == 2
+
+
+def test_clients_who_collude(run: Run, work: Path) -> None:
+    colluding = ("attack", "small.py:model", "--members", "2", "--attack", "average", "--clients", "20")
+    result = run(*colluding, "--then", "prune-unstructured=0.3", "--data", "photos", "--json")
+    assert result.status == 0, result.stderr
+    first, pruned = result.facts["rows"]
+    assert (first["attack"], first["strength"], first["then"]) == ("average", 2, "")
+    assert (first["verdict"], first["named"], first["innocents"]) == ("traced", 2, 0)
+    assert first["p_value"] <= 1e-6
+    assert first["performance"] is not None
+    assert pruned["then"] == "prune-unstructured 0.3"
+    assert {"average", "majority"} <= {one["attack"] for one in run("attack", "--list", "--json").facts["attacks"]}
+    for wrong, error in (
+        ((*colluding, "--key", "owner.key"), "neither --key"),
+        (("attack", "small.py:model", "--then", "fp16"), "expected --members K with --then"),
+        (("attack", "--members", "2"), "expected MODEL"),
+        (("attack", "small.py:model", "--members", "2", "--attack", "averag"), "did you mean average"),
+    ):
+        assert error in run(*wrong).stderr

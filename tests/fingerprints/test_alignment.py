@@ -53,12 +53,28 @@ def traced(suspect: dict[str, Any]) -> tuple[float, float]:
      ("int8-dynamic", 8), ("bf16", 16)],
 )  # fmt: skip
 def test_the_leaker_is_named_after(attack: str, strength: float) -> None:
-    subject: Any = Subject(copy(), None, models.pixels(NAME, 8), seed=3)  # type: ignore[arg-type]
+    subject: Any = Subject(copy(), None, models.pixels(NAME, 8), seed=3)
     left = all_attacks()[attack].run(subject, strength).target
     assert left is not None
     z, compared = traced(left.model.state_dict())
     assert z > 100
     assert compared > 0.95
+
+
+@pytest.mark.parametrize("pruned", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_pruned_weights_say_nothing_of_gains(pruned: float, rescaled: bool) -> None:
+    """Zeros would pull the fitted gain of every row and column below 1, and what is left would seem to differ."""
+    subject: Any = Subject(copy(), None)
+    left = all_attacks()["prune-unstructured"].run(subject, pruned).target
+    assert left is not None
+    state = dict(left.model.state_dict())
+    if rescaled:
+        generator = torch.Generator().manual_seed(0)
+        for name in layout().shapes:
+            gains = 0.5 + torch.rand(len(state[name]), generator=generator)
+            state[name] = state[name] * gains.view(-1, *(1,) * (state[name].dim() - 1))
+    assert traced(state)[0] > {0.5: 120, 0.7: 110, 0.9: 85}[pruned]
 
 
 def test_the_leaker_is_named_in_a_locked_copy_without_its_key() -> None:
@@ -71,7 +87,7 @@ def test_the_leaker_is_named_in_a_locked_copy_without_its_key() -> None:
 def test_permuted_and_rescaled_at_once() -> None:
     given = copy()
     for attack in ("permute-channels", "rescale-channels", "fold-batch-norm"):
-        subject: Any = Subject(given, None, seed=4)  # type: ignore[arg-type]
+        subject: Any = Subject(given, None, seed=4)
         given = all_attacks()[attack].run(subject, 1.0).target
     z, compared = traced(given.model.state_dict())
     assert z > 100
@@ -123,7 +139,7 @@ def test_a_rotated_residual_stream_is_turned_back(strength: str, share: float) -
     target = models.real("vit_cifar10_torchvision")
     own = Layout.of(target.model, bytes(range(32)))
     copied = fingerprint_plan(target, own, secret(LEAKER)).apply(target)
-    subject: Any = Subject(copied, None, seed=1)  # type: ignore[arg-type]
+    subject: Any = Subject(copied, None, seed=1)
     left = all_attacks()["rotate-residual"].run(subject, strength).target
     assert left is not None
     pixels = models.pixels("vit_cifar10_torchvision", 2)

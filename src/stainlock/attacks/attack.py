@@ -34,12 +34,13 @@ class Subject:
     """What an attack is made on.
 
     ``target`` is the protected model. ``key`` is for the owner's part of a measurement alone (which layer the detector
-    is in, what the old trigger was): an attack by a thief must not look into it. ``images`` and ``labels`` are what the
+    is in, what the old trigger was): an attack by a thief must not look into it;
+    there is none to a fingerprint. ``images`` and ``labels`` are what the
     thief has: pixels, in memory or read when asked for, that are not among those the model is evaluated on afterwards.
     """
 
     target: Target
-    key: Key
+    key: Key | None
     images: Pictures | None = None
     labels: Tensor | None = None
     seed: int = 0
@@ -48,6 +49,11 @@ class Subject:
     @property
     def randomness(self) -> Randomness:
         return Randomness(self.seed)
+
+    def need_key(self) -> Key:
+        if self.key is None:
+            raise NotApplicable("is made on a stain or a lock, and this model has a fingerprint alone")
+        return self.key
 
     def need_images(self) -> Pictures:
         if self.images is None or len(self.images) == 0:

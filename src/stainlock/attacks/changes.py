@@ -48,18 +48,19 @@ def corollary(subject: Subject, changed: Target) -> dict[str, float]:
     ``bound_cap`` the spherical cap's, for a position to exceed the firing threshold; ``observed`` is how many do in the
     changed model. Bounds of 1 say nothing: δ reaches the threshold.
     """
-    if subject.key.kind != "stain" or subject.images is None or len(subject.images) < 2:
+    key = subject.key
+    if key is None or key.kind != "stain" or subject.images is None or len(subject.images) < 2:
         return {}
     images = subject.images[:_IMAGES]
     try:
-        delta = measured_perturbation(subject.target, changed, subject.key, images.split(_BATCH))
-        threshold = subject.key.natural_threshold
-        rate = exceedance_rate(subject.target, changed, subject.key, images.split(_BATCH), threshold)
+        delta = measured_perturbation(subject.target, changed, key, images.split(_BATCH))
+        threshold = key.natural_threshold
+        rate = exceedance_rate(subject.target, changed, key, images.split(_BATCH), threshold)
     except SiteError:  # the layer has another shape now
         return {}
-    found = certify(subject.target, subject.key, Tensors(images), level="position", perturbation=delta)
+    found = certify(subject.target, key, Tensors(images), level="position", perturbation=delta)
     return {
-        "delta": delta / subject.key.trigger_response,
+        "delta": delta / key.trigger_response,
         "bound": found.bounds["theorem1"],
         "bound_cap": found.bounds["cap"],
         "observed": rate,

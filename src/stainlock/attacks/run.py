@@ -70,7 +70,7 @@ def attack(
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else claimed(folder):
         return _attacked(
-            target, key, _shared_out(target, data, thief, limit, seed), chosen, strengths, folder, seed, decoys,
+            target, key, shared_out(target, data, thief, limit, seed), chosen, strengths, folder, seed, decoys,
             performance, progress, finished,
         )  # fmt: skip
 
@@ -138,11 +138,11 @@ def _chosen(names: Sequence[str] | None, kind: str) -> list[Attack]:
 def _row(
     one: Attack, strength: Strength, subject: Subject, owner: Owner, rows: Sequence[Row], folder: Path | None
 ) -> Row:
-    row = Row(one.name, strength, one.group, subject.key.kind, needs=one.needs)
+    row = Row(one.name, strength, one.group, owner.key.kind, needs=one.needs)
     start = time.perf_counter()
     try:
-        if subject.key.kind not in one.against:
-            raise NotApplicable(f"is made against a {one.against[0]}, and this key is a {subject.key.kind}'s")
+        if owner.key.kind not in one.against:
+            raise NotApplicable(f"is made against a {one.against[0]}, and this key is a {owner.key.kind}'s")
         if one.needs != "nothing":
             subject.need_labels() if one.needs == "labels" else subject.need_images()
         attacked = one.run(subject, strength)
@@ -156,7 +156,7 @@ def _row(
     if used is None:
         used = 0 if one.needs == "nothing" or subject.images is None else len(subject.images)
     row = replace(row, **facts, seconds=seconds, note=attacked.note, figures=dict(attacked.figures), images=used)
-    if subject.key.kind == "lock":
+    if owner.key.kind == "lock":
         row = replace(row, verdict=_opened(row, rows))
     return replace(row, picture=_saved(attacked, row, folder))
 
@@ -177,7 +177,7 @@ def _saved(attacked: Attacked, row: Row, folder: Path | None) -> str | None:
     return name
 
 
-def _shared_out(
+def shared_out(
     target: Target, data: Data, thief: Data | None, limit: int | None, seed: int
 ) -> tuple[Pictures, Tensor | None, Data]:
     """The thief's pixels and labels, and the owner's data: the two have no image in common. Files stay files."""

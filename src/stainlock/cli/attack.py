@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stainlock.cli.coalitions import attack_members, coalition_options
 from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
 from stainlock.cli.report import Report
@@ -34,6 +35,7 @@ MOST_IMAGES = 1000
               " .json and .png. The same command again goes on where it was interrupted.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=2), default=MOST_IMAGES, show_default=True, metavar="N",
               help="At most N images, evenly over the folder.")  # fmt: skip
+@coalition_options
 @code_options
 @weights_option
 @seed_option("Seed of who has which images, of the attacks' noise and of --weights random.  [default: 0]")
@@ -51,8 +53,13 @@ def command(
     weights: str | None,
     seed: int | None,
     code: Code,
+    members: tuple[int, ...],
+    then: tuple[str, ...],
+    **fingerprints: Any,
 ) -> None:
     """Attack MODEL, stained or locked with this key, and say what is left of the stain or the lock.
+
+    With --members, clients with fingerprinted copies of MODEL put them together, and a row says whom a trace names.
 
     A row tells the attack and its strength, the model's performance afterwards, for a stain each verification's verdict
     and p-value and the trigger's response, for a lock the performance without and with the trigger, and what the thief
@@ -66,6 +73,16 @@ def command(
     if listed:
         _list(report)
         return
+    if members:
+        if key_file is not None or strengths or out is not None:
+            raise ValueError("expected neither --key, --strength nor --out with --members: keep the rows with --json")
+        if model is None:
+            raise ValueError("expected MODEL, got none")
+        target = load_model(model, weights, seed, code)
+        attack_members(report, target, data, names, then, seed or 0, limit, members=members, **fingerprints)
+        return
+    if then or any(value is not None for value in fingerprints.values()):
+        raise ValueError("expected --members K with --then, --clients, --amplitude and --chips")
     for option, value in (("MODEL", model), ("--key FILE", key_file), ("--data DIR", data)):
         if value is None:
             raise ValueError(f"expected {option}, got none")
@@ -127,7 +144,7 @@ def _list(report: Report) -> None:
     from rich import box
     from rich.table import Table
 
-    from stainlock.attacks import all_attacks
+    from stainlock.attacks import all_attacks, all_collusions
 
     found = list(all_attacks().values())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -141,6 +158,10 @@ def _list(report: Report) -> None:
          "strengths": list(a.strengths), "about": a.about}
         for a in found
     ]  # fmt: skip
+    for collusion in all_collusions().values():
+        table.add_row(collusion.name, collusion.group, "fingerprint", "copies", "members", collusion.about)
+        facts.append({"attack": collusion.name, "group": collusion.group, "against": ["fingerprint"], "needs": "copies",
+                      "strengths": [], "about": collusion.about})  # fmt: skip
     report.result({"attacks": facts}, table)
 
 

@@ -31,7 +31,11 @@ EXAMPLES = {
     "commit": ("commit stained --key owner.key --out commitment.json --new-signing-key signing.pem",),
     "evaluate": ("evaluate mine.py:model --data photos", "evaluate locked --data photos --key lock.key"),
     "certify": ("certify stained --key owner.key --data photos", "certify locked --key lock.key"),
-    "attack": ("attack stained --key owner.key --data photos --attack prune", "attack --list"),
+    "attack": (
+        "attack stained --key owner.key --data photos --attack prune-unstructured",
+        "attack mine.py:model --members 10 --attack average --then int8-dynamic",
+        "attack --list",
+    ),
     "diff": ("diff mine.py:model stained",),
     "apply": ("apply mine.py:model owner.delta --out stained",),
     "protect": ("protect release.toml",),
@@ -51,7 +55,7 @@ _RESEARCH = {
     "certify": {"level", "confidence", "threshold", "noise", "law", "plot"},
     "evaluate": {"noise", "law", "discriminator", "features", "grid", "boxes"},
     "inspect": {"suitability", "data", "limit"},
-    "attack": {"strengths", "limit"},
+    "attack": {"strengths", "limit", "members", "then", "clients", "amplitude", "chips"},
 }  # fmt: skip
 _SECTIONS = ("Options", "Model", "Research options", "Output")
 

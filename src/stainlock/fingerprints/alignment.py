@@ -141,7 +141,7 @@ def _taken(tensor: Tensor, order: Order | None, axis: int) -> Tensor:
 
 def _rescaled(theirs: Tensor, ours: Tensor, done: str) -> tuple[Tensor, str]:
     """Gains of rows and columns, fitted by least squares in turn, taken out where they are not 1."""
-    known = torch.isfinite(theirs)
+    known = torch.isfinite(theirs) & (theirs != 0)  # what was pruned says nothing of gains
     s = torch.where(known, theirs, 0.0).reshape(len(theirs), theirs.shape[1], -1)
     w = torch.where(known, ours, 0.0).reshape(s.shape)
     noise = float((s - w).norm() / w.norm().clamp(min=1e-30))

@@ -44,7 +44,7 @@ def _scanner() -> Any:
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
-    before = findings(subject.key.original(subject.target))
+    before = findings(subject.need_key().original(subject.target))
     found = findings(subject.target)
     fresh = [line for line in found if line not in before]
     note = f"says now: {'; '.join(fresh[:3])}" if fresh else "says nothing that it did not say of the original"

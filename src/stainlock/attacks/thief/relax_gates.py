@@ -140,7 +140,7 @@ def by_logits(images: Pictures, answers: Tensor) -> Callable[[Target, Tensor], T
 def oracle(subject: Subject) -> Tensor:
     """What the owner's unlocked model answers to the thief's images; the key serves for nothing else."""
     images = subject.need_images()
-    paste = subject.key.unlock_transform(normalise=False)
+    paste = subject.need_key().unlock_transform(normalise=False)
     with evaluation_mode(subject.target.model), torch.no_grad():
         return torch.cat([subject.target.predict(paste(batch)) for batch in images.split(64)])
 

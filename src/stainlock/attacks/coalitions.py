@@ -1,0 +1,171 @@
+"""Coalitions measured: whom a trace names after each collusion, and after what is done to the coalition's file then.
+
+Every client gets a code that is drawn for the occasion, so that no registry and no master secret is needed. Clients
+0 … K − 1 collude, the others are innocent: a row counts how many of either are named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from stainlock.attacks.attack import NotApplicable, Progress, Strength, Subject
+from stainlock.attacks.catalogue import all_attacks, all_collusions
+from stainlock.attacks.collusion.coalition import Collusion, merge_tensor
+from stainlock.attacks.run import check_names, shared_out
+from stainlock.errors import StainlockError
+from stainlock.evaluation import Data, evaluate
+from stainlock.fingerprints import Layout, align, code, read, trace
+from stainlock.fingerprints.fingerprint import fingerprinted
+from stainlock.fingerprints.layout import AMPLITUDE, CHIPS, carriers
+from stainlock.fingerprints.tracing import LEVEL
+from stainlock.plan import Plan, Replacement
+from stainlock.target import Target
+
+MEMBERS = (2, 10)
+CLIENTS = 1000
+
+Then = tuple[str, Strength]  # an attack that follows, and its strength
+
+
+@dataclass(frozen=True)
+class CoalitionRow:
+    """What a trace makes of one coalition's file; ``strength`` is how many made it, ``then`` what was done to it."""
+
+    attack: str
+    strength: int
+    then: str
+    verdict: str = "none"
+    named: int = 0
+    innocents: int = 0
+    p_value: float = 1.0
+    log10_p_value: float = 0.0
+    z_least: float = 0.0  # of the members', by size
+    z_most: float = 0.0
+    performance: float | None = None
+    applied: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Coalitions:
+    """A base model, what its copies are marked with, and how many clients have one."""
+
+    base: Target
+    layout: Layout
+    clients: int
+    level: float
+    seed: int
+
+    def secret(self, client: int) -> bytes:
+        return _secret(self.seed, f"client {client}")
+
+    def file(self, collusion: Collusion, members: int) -> Target:
+        """What the members make of their copies, tensor by tensor: no copy is ever there as a whole."""
+        codes = [torch.from_numpy(code(self.secret(client), self.layout.chips)) for client in range(members)]
+        merged = []
+        for name, tensor in carriers(self.base.model).items():
+            held = [fingerprinted(self.layout, name, tensor, signs) for signs in codes]
+            values = merge_tensor(name, held, collusion, self.seed).to(tensor.dtype)
+            merged.append(Replacement(name, values, "collusion"))
+        return Plan(replacements=tuple(merged)).apply(self.base)
+
+    def traced(self, row: CoalitionRow, suspect: Target) -> CoalitionRow:
+        state = self.base.model.state_dict()
+        ours = {name: state[name] for name in self.layout.shapes}
+        reading = read(align(suspect.model.state_dict(), ours).weights, ours, self.layout)
+        found = trace(reading, map(self.secret, range(self.clients)), self.level)
+        members = [one for one in found.accused if one.client < row.strength]
+        best = min((one.log10_p_value for one in members), default=0.0)
+        later = {one.client: one.z for one in members}
+        sizes = [abs(later.get(client, float(found.scores[client]))) for client in range(row.strength)]
+        return replace(
+            row, verdict="traced" if members else "none", named=len(members),
+            innocents=len(found.accused) - len(members), p_value=10**best, log10_p_value=best, z_least=min(sizes),
+            z_most=max(sizes),
+        )  # fmt: skip
+
+
+def attack_coalitions(
+    target: Target,
+    names: Sequence[str] | None = None,
+    *,
+    members: Sequence[int] = MEMBERS,
+    then: Sequence[Then] = (),
+    clients: int = CLIENTS,
+    data: Data | None = None,
+    limit: int | None = None,
+    chips: int = CHIPS,
+    amplitude: float = AMPLITUDE,
+    level: float = LEVEL,
+    seed: int = 0,
+    progress: Progress | None = None,
+    finished: Callable[[CoalitionRow], None] | None = None,
+) -> list[CoalitionRow]:
+    """Whom a trace among ``clients`` names in the file that ``members`` of them make, for each collusion by name.
+
+    ``then`` are attacks that are made on that file, each by itself. With ``data``, half of which are the coalition's,
+    rows have the file's performance.
+    """
+    collusions = _chosen(names)
+    check_names([name for name, _ in then])
+    if not members or min(members) < 1 or max(members) > clients:
+        raise ValueError(f"expected from 1 to {clients} members, as many as there are clients, got {list(members)}")
+    layout = Layout.of(target.model, _secret(seed, "layout"), chips=chips, amplitude=amplitude)
+    measured = Coalitions(target, layout, clients, level, seed)
+    images, labels, kept = (None, None, None) if data is None else shared_out(target, data, None, limit, seed)
+    rows: list[CoalitionRow] = []
+    in_all = len(collusions) * len(members) * (1 + len(then))
+    for collusion in collusions:
+        for size in members:
+            made = measured.file(collusion, size)
+            subject = Subject(made, None, images, labels, seed)
+            for what, left in _left(subject, then):
+                row = CoalitionRow(collusion.name, size, what)
+                if isinstance(left, str):
+                    row = replace(row, applied=False, note=left)
+                else:
+                    row = measured.traced(row, left)
+                    if kept is not None:
+                        row = replace(row, performance=evaluate(left, kept).value)
+                rows.append(row)
+                if finished is not None:
+                    finished(row)
+                if progress is not None:
+                    progress(len(rows), in_all)
+    return rows
+
+
+def _left(subject: Subject, then: Sequence[Then]) -> Iterator[tuple[str, Target | str]]:
+    """The coalition's file as it is and after each attack; or why that can't be made."""
+    yield "", subject.target
+    for name, strength in then:
+        attack = all_attacks()[name]
+        label = f"{name} {strength}"
+        try:
+            if attack.needs != "nothing":
+                subject.need_labels() if attack.needs == "labels" else subject.need_images()
+            left = attack.run(subject, strength).target
+            yield label, left if left is not None else "leaves the model as it is"
+        except (NotApplicable, StainlockError) as error:
+            yield label, " ".join(str(error).split())
+        except Exception as error:  # an attack runs a model's and a library's code
+            yield label, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _chosen(names: Sequence[str] | None) -> list[Collusion]:
+    known = all_collusions()
+    for name in names or ():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 3, 0.4)
+            advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` has them all"
+            raise ValueError(f"expected the name of a collusion, got {name!r}: {advice}")
+    return [known[name] for name in dict.fromkeys(names)] if names else list(known.values())
+
+
+def _secret(seed: int, what: str) -> bytes:
+    return hashlib.sha256(f"coalition|{seed}|{what}".encode()).digest()

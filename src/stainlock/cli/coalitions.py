@@ -1,0 +1,102 @@
+"""`stainlock attack --members`: whom a trace names when clients put their copies together, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stainlock.cli.options import Verb
+from stainlock.cli.report import Report
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stainlock.attacks.coalitions import CoalitionRow
+    from stainlock.target import Target
+
+
+def coalition_options(verb: Verb) -> Verb:
+    """What `attack` takes about coalitions of clients; the verb is given a dictionary of them, ``coalition``."""
+    for option in reversed((
+        click.option("--members", type=click.IntRange(min=1), multiple=True, metavar="K", help="Instead of --key: K"
+                     " clients with copies of MODEL collude; may be given several times. --attack names a collusion."),
+        click.option("--then", multiple=True, metavar="NAME[=S]", help="With --members: an attack on the coalition's"
+                     " file, at strength S; may be given several times."),
+        click.option("--clients", type=click.IntRange(min=1), metavar="N", help="With --members: how many clients there"
+                     " are in all.  [default: 1000]"),
+        click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="With --members:"
+                     " size of the fingerprints.  [default: 0.01]"),
+        click.option("--chips", type=int, help="With --members: length of their codes.  [default: 16384]"),
+    )):  # fmt: skip
+        verb = option(verb)
+    return verb
+
+
+def attack_members(
+    report: Report,
+    target: Target,
+    data: Path | None,
+    names: tuple[str, ...],
+    then: tuple[str, ...],
+    seed: int,
+    limit: int,
+    **options: Any,
+) -> None:
+    from stainlock.attacks.coalitions import attack_coalitions
+    from stainlock.evaluation import Images
+
+    def finished(row: CoalitionRow) -> None:
+        report.remark("  ".join(part for part in _cells(row) if part))
+
+    images = Images.from_folder(data) if data is not None else None
+    given = {name: value for name, value in options.items() if value is not None}
+    with report.progress("attacking") as progress:
+        rows = attack_coalitions(
+            target, names or None, then=[_then(text) for text in then], data=images, limit=limit, seed=seed,
+            progress=progress, finished=finished, **given,
+        )  # fmt: skip
+    report.result({"rows": [dataclasses.asdict(row) for row in rows]}, _table(rows))
+
+
+def _then(text: str) -> tuple[str, float | str]:
+    """NAME=S, or NAME at its middle strength."""
+    from stainlock.attacks import all_attacks
+    from stainlock.attacks.run import check_names
+
+    name, equals, strength = text.partition("=")
+    check_names([name])
+    strengths = all_attacks()[name].strengths
+    if not equals:
+        return name, strengths[len(strengths) // 2]
+    try:
+        return name, float(strength)
+    except ValueError:
+        return name, strength
+
+
+def _cells(row: CoalitionRow) -> list[str]:
+    done = f"{row.attack} of {row.strength}", row.then
+    if not row.applied:
+        return [*done, "not applicable", "", "", "", row.note]
+    chance = f"{row.p_value:.2g}" if row.p_value >= 1e-4 else f"1e{math.ceil(row.log10_p_value)}"
+    innocents = f", {row.innocents} innocent" if row.innocents else ""
+    return [
+        *done, row.verdict, f"{row.named} named{innocents}", chance, f"{row.z_least:.1f} to {row.z_most:.1f}",
+        "" if row.performance is None else f"{row.performance:.1%}",
+    ]  # fmt: skip
+
+
+def _table(rows: list[CoalitionRow]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("collusion", "then", "verdict", "members", "p at most", "|z| of members", "performance"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
