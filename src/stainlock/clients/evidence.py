@@ -24,7 +24,7 @@ from stainlock.storage.values import check_number, check_text, check_whole, chec
 from stainlock.target import Target
 
 FORMAT, VERSION = "stainlock-evidence", 2
-_WHAT = "evidence of a trace"
+_WHAT = "trace's evidence file"
 _MOST_CHIPS = 2**22
 _OF_THE_BASE = ("model", "chips", "amplitude", "layout_secret", "compared", "carrying")  # in version 1, of the only one
 

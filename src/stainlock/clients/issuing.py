@@ -51,7 +51,7 @@ class Issuing:
     base: Target | None
 
     def units(self) -> list[Unit]:
-        return [Unit(str(number), {"number": number}) for number in range(len(self.orders))]
+        return [Unit(order.client, {"number": number}) for number, order in enumerate(self.orders)]
 
     def identity(self) -> dict[str, Any]:
         return {"model": self.model}
