@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,11 @@ from stainlock.storage.deployed import read_deployed
 def quantised() -> list[bytes]:
     """Tensors with one scale, with one for each row, and the packed pairs of 8-bit Linear layers."""
     weight = torch.linspace(-1, 1, 64).view(8, 8)
-    whole = torch.quantize_per_tensor(weight, 0.01, 3, torch.qint8)
-    rows = torch.quantize_per_channel(weight, torch.full((8,), 0.01), torch.zeros(8, dtype=torch.long), 0, torch.qint8)
+    scales, zeros = torch.full((8,), 0.01), torch.zeros(8, dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch means to give up such tensors; files have them all the same
+        whole = torch.quantize_per_tensor(weight, 0.01, 3, torch.qint8)
+        rows = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     name = "fc._packed_params._packed_params"
     states = [{"conv.weight": whole, "conv.scale": torch.ones(1)}, {"conv.weight": rows, name: (rows, torch.zeros(8)),
               "fc._packed_params.dtype": torch.qint8}]  # fmt: skip
