@@ -399,6 +399,21 @@ def test_a_yaml_names_layers_and_nothing_else(yolo: Any, tmp_path: Path, layer: 
         Target.from_reference(f"ultralytics:{tmp_path / 'mine.yaml'}", weights="random")
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ([-1, 1, "Conv", [65536, 65]], "weights"),
+        ([-1, 5000, "Conv", [8]], "repeats"),
+        ([-1, 1, "Conv", [2**40]], "at most"),
+    ],
+)
+def test_a_yaml_describes_no_more_than_a_yolo(yolo: Any, tmp_path: Path, row: list[Any], says: str) -> None:
+    rows = json.dumps([[-1, 1, "Conv", [512, 3]], row])
+    (tmp_path / "mine.yaml").write_text(f"nc: 4\nbackbone: {rows}\nhead: [[-1, 1, Classify, [nc]]]\n")
+    with pytest.raises(sl.StainlockError, match=says):
+        Target.from_reference(f"ultralytics:{tmp_path / 'mine.yaml'}", weights="random")
+
+
 def test_a_yaml_that_would_run_code_is_refused(yolo: Any, tmp_path: Path) -> None:
     text = (Path(yolo.__file__).parents[1] / "cfg" / "models" / "v8" / "yolov8.yaml").read_text()
     (tmp_path / "yolov8n.yaml").write_text(text + "\nactivation: __import__('os').abort()\n")

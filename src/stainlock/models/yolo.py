@@ -23,6 +23,7 @@ from stainlock.target import Target
 
 _INSTALL = "stainlock[ultralytics]"
 _DEFAULT_SIZE, _YOLO_SIZE = 224, 640
+_MOST_WEIGHTS = 2**29  # yolov8x-p6, among the largest of ultralytics' own, has 97 million
 _STOCK = re.compile(r"yolov?[0-9]{1,2}[a-z]?(-[a-z0-9]{2,5}){0,2}\.yaml")
 _YOLO_TASKS = {
     "detect": "DetectionModel", "segment": "SegmentationModel", "classify": "ClassificationModel",
@@ -42,6 +43,7 @@ def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pre
             if pretrained:
                 raise ModelError("a YAML file has no weights: pass --weights FILE or random")
             config = _stock_config(name, tasks) if is_stock(name) else read_yaml(Path(name), tasks)
+            _check_size(config, tasks)
             model = getattr(tasks, _YOLO_TASKS[tasks.guess_model_task(config)])(config, verbose=False, **arguments)
         else:
             raise ModelError("expected ultralytics:FILE.pt or ultralytics:NAME.yaml")
@@ -49,6 +51,14 @@ def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pre
         shape = _input_shape(model, size)
         check_wholes(shape, "image_size", 1)
     return Target(model, shape, (0.0,), (1.0,))
+
+
+def _check_size(config: dict[str, Any], tasks: Any) -> None:
+    """Refuse a file that describes a model of more weights than any YOLO has, before it takes memory."""
+    with torch.device("meta"):
+        layers = tasks.parse_model(copy.deepcopy(config), ch=config.get("channels") or 3, verbose=False)[0]
+    if (size := sum(tensor.numel() for tensor in layers.parameters())) > _MOST_WEIGHTS:
+        raise ModelError(f"it describes a model of {size} weights: expected at most {_MOST_WEIGHTS}")
 
 
 def _input_shape(model: Any, size: Any) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ _PARTS = ("block", "conv", "head", "transformer", "utils")  # of ultralytics.nn.
 _PLAIN_ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([A-Za-z0-9_=., -]*\)")
 _DOWNLOADS = "TorchVision"  # a layer that fetches weights
 _LONGEST_YAML = 2**20  # bytes
-_MOST_LAYERS, _LARGEST = 1000, 2**16  # rows and repeats of a row; numbers among a layer's arguments
+_MOST_LAYERS, _MOST_REPEATS, _LARGEST = 1000, 100, 2**16  # rows, repeats of one, and numbers among the settings
 
 
 def read_checkpoint(path: Path, tasks: Any) -> Any:
@@ -126,7 +126,7 @@ def _check_yaml(config: Any, tasks: Any) -> None:
         origin, repeats, layer, arguments = row
         for number in origin if isinstance(origin, list) else [origin]:
             check_whole(number, "from", -_MOST_LAYERS, _MOST_LAYERS)
-        check_whole(repeats, "repeats", 1, _MOST_LAYERS)
+        check_whole(repeats, "repeats", 1, _MOST_REPEATS)
         _check_layer(layer, tasks)
         _check_values(_list(arguments, "arguments"))
     _check_values([value for name, value in config.items() if name not in ("backbone", "head")])
