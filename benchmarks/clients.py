@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--members", nargs="+", type=int, default=[2, 10, 50, 100])
     parser.add_argument("--collusions", nargs="+", choices=list(all_collusions()), default=list(all_collusions()))
+    parser.add_argument("--treatment", default="", metavar="WORD", help="those of a leaked file that contain it")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--pieces", type=int, default=13, help="random halves of every coalition's file")
     given = parser.parse_args()
@@ -144,8 +145,10 @@ def main() -> None:
             missed += speed(models, given.clients)
         elif part == "registry":
             missed += registry(given.clients)
+        elif part == "leaker":
+            missed += leaker(models, given.treatment)
         else:
-            missed += {"cost": cost, "issue": issue, "leaker": leaker}[part](models)
+            missed += {"cost": cost, "issue": issue}[part](models)
     for goal in missed:
         print(f"missed: {goal}")
     sys.exit(1 if missed else 0)

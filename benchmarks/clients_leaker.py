@@ -26,15 +26,15 @@ ATTACKS: tuple[tuple[str, float], ...] = (
 STEPS = {"resnet50": 4, "efficientnet_lite0": 12, "vit_cifar10_torchvision": 100}  # of fine-tuning
 
 
-def leaker(models: list[Model]) -> list[str]:
-    """Prints the table of every model; returns what was missed."""
+def leaker(models: list[Model], word: str) -> list[str]:
+    """Prints every model's table of the treatments whose names contain a word; returns what was missed."""
     missed = []
     for model in models:
         copied, before = model.copy(0), model.performance(model.base)
         print(f"\n{model.name}: {model.layout.weights} weights carry, {before:.1f} before, {model.images} images\n")
         header("treatment", "performance", "weights compared", "z", "log10 p", "others named")
         treatments = [(f"{name} {s:g}", partial(_attacked, name, s)) for name, s in ATTACKS] + OTHERS
-        for label, treat in treatments:
+        for label, treat in ((label, treat) for label, treat in treatments if word in label):
             try:
                 left, state = treat(model, copied)
             except NotApplicable as why:
