@@ -305,6 +305,15 @@ def test_a_yolo_opens_from_its_bundle_alone(yolo: Any, tmp_path: Path, monkeypat
     assert again.input_shape == (3, 64, 64)
 
 
+def test_a_yolo_that_would_take_minutes_to_build_is_refused(yolo: Any, tmp_path: Path) -> None:
+    """Ultralytics runs a model while it builds it."""
+    (tmp_path / "slow.yaml").write_text(
+        "nc: 4\nbackbone: [[-1, 1, Conv, [32, 1000, 2]]]\nhead: [[-1, 1, Classify, [nc]]]\n"
+    )
+    with pytest.raises(ModelError, match="operations an image: expected at most"):
+        Target.from_reference(f"ultralytics:{tmp_path / 'slow.yaml'}", weights="random")
+
+
 def test_a_yolo_of_ones_own_needs_its_file(yolo: Any, tmp_path: Path) -> None:
     text = (Path(yolo.__file__).parents[1] / "cfg" / "models" / "v8" / "yolov8.yaml").read_text()
     for own in ("yolov8n.yaml", "mine.yaml"):  # the first has a name of the package's own

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from stainlock.errors import ModelError
 from stainlock.models.building import failures_told, imported, quiet
@@ -24,6 +25,7 @@ from stainlock.target import Target
 _INSTALL = "stainlock[ultralytics]"
 _DEFAULT_SIZE, _YOLO_SIZE = 224, 640
 _MOST_WEIGHTS = 2**29  # yolov8x-p6, among the largest of ultralytics' own, has 97 million
+_MOST_WORK = 10**12  # multiplications and additions for an image of 640 × 640: yolov8x takes 2.6e11
 _STOCK = re.compile(r"yolov?[0-9]{1,2}[a-z]?(-[a-z0-9]{2,5}){0,2}\.yaml")
 _YOLO_TASKS = {
     "detect": "DetectionModel", "segment": "SegmentationModel", "classify": "ClassificationModel",
@@ -54,11 +56,31 @@ def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pre
 
 
 def _check_size(config: dict[str, Any], tasks: Any) -> None:
-    """Refuse a file that describes a model of more weights than any YOLO has, before it takes memory."""
+    """Refuse a file that describes a larger or slower model than any YOLO, before it takes memory or time.
+
+    Its layers are made and run on shapes alone, for an image as large as ultralytics runs it on while it is built.
+    """
+    channels = config.get("channels") or 3
     with torch.device("meta"):
-        layers = tasks.parse_model(copy.deepcopy(config), ch=config.get("channels") or 3, verbose=False)[0]
-    if (size := sum(tensor.numel() for tensor in layers.parameters())) > _MOST_WEIGHTS:
-        raise ModelError(f"it describes a model of {size} weights: expected at most {_MOST_WEIGHTS}")
+        layers = tasks.parse_model(copy.deepcopy(config), ch=channels, verbose=False)[0].train()
+        if (size := sum(tensor.numel() for tensor in layers.parameters())) > _MOST_WEIGHTS:
+            raise ModelError(f"it describes a model of {size} weights: expected at most {_MOST_WEIGHTS}")
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            _run(layers, torch.empty(2, channels, _YOLO_SIZE, _YOLO_SIZE))
+    if (work := counter.get_total_flops() // 2) > _MOST_WORK:
+        raise ModelError(f"it describes a model of {work:.0e} operations an image: expected at most {_MOST_WORK:.0e}")
+
+
+def _run(layers: Any, values: Any) -> None:
+    """Each layer on what it reads: the one before it, or those whose numbers it has."""
+    found: list[Any] = []
+    for layer in layers:
+        if isinstance(layer.f, int):
+            given = values if layer.f == -1 else found[layer.f]
+        else:
+            given = [values if number == -1 else found[number] for number in layer.f]
+        values = layer(given)
+        found.append(values)
 
 
 def _input_shape(model: Any, size: Any) -> tuple[int, ...]:
