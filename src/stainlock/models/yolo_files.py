@@ -130,6 +130,17 @@ def _check_yaml(config: Any, tasks: Any) -> None:
         _check_layer(layer, tasks)
         _check_values(_list(arguments, "arguments"))
     _check_values([value for name, value in config.items() if name not in ("backbone", "head")])
+    deepest = max(_depths(config), default=1.0)
+    layers = sum(max(row[1], round(row[1] * deepest)) for row in rows)
+    expect(layers <= _MOST_LAYERS, f"at most {_MOST_LAYERS} layers", f"{layers} at its greatest depth")
+
+
+def _depths(config: dict[str, Any]) -> list[float]:
+    """What repeats are multiplied by: at any of the model's scales."""
+    scales = config.get("scales")
+    given = [config.get("depth_multiple"), *(scales.values() if isinstance(scales, dict) else [])]
+    first = [value[0] if isinstance(value, list) and value else value for value in given]
+    return [float(value) for value in first if isinstance(value, int | float)]
 
 
 def _check_layer(name: Any, tasks: Any) -> None:
