@@ -141,7 +141,7 @@ BAD: dict[str, tuple[tuple[str, ...], Any, str]] = {
     "altered rival": ((*CHECK, "--rival", "r.json"), lambda: Path("r.json").write_text("{"), "r.json"),
     "itself a rival": ((*CHECK, "--rival", "c.json"), None, "same one twice"),
     "date unreadable": ((*CHECK, "--published", "soon"), None, "soon"),
-    "roots unreadable": ((*CHECK, "--tsa-roots", "small.py"), None, "no certificates"),
+    "roots unreadable": ((*CHECK, "--tsa-roots", "small.py"), None, "no usable certificates"),
     "rival without commitment": (
         ("verify", "stained", "--key", "owner.key", "--rival", "c.json"), None, "--commitment"
     ),

@@ -10,6 +10,7 @@ from cases import outcome
 from formats import FORMATS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from library_formats import missing
 
 CORPUS = sorted(Path(__file__).parent.glob("corpus/*"))
 CASES = 25
@@ -31,6 +32,8 @@ def test_wrong_files_are_read_or_refused(name: str, random: Random) -> None:
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
 def test_files_that_once_did_harm_are_refused(path: Path) -> None:
     """`make fuzz` and audits found them; each is named for its format and what it did."""
+    if missing(path.name):
+        pytest.skip("the library that reads it is not installed")
     one = max((name for name in FORMATS if path.name.startswith(f"{name}-")), key=len)
     assert outcome(FORMATS[one], path.read_bytes()) == "refused"
 
