@@ -92,7 +92,7 @@ def test_the_patch_elsewhere_does_not_unlock(case: str) -> None:
         assert closed(it, it.with_patch(levels, top, left)), (top, left)
 
 
-@pytest.mark.parametrize("case", ["internal, vgg16_cifar10", "vit, vit_cifar10_torchvision", "keyed, convolutional"])
+@pytest.mark.parametrize("case", ["internal, resnet18", "vit, vit_cifar10_torchvision", "keyed, convolutional"])
 def test_the_patch_of_another_seed_does_not_unlock(case: str) -> None:
     it, other = locked(case), locked(case, seed=1)
     assert it.key.site == other.key.site
@@ -168,8 +168,9 @@ def test_files_come_back(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["several, logits", "new", "new, plain", "new, shared", "own, hard", "with logits",
-             "vit, torchvision", "vit, timm", "gan, none"],
+    "case", ["several, logits", "new", "own, hard", "vit, timm", "gan, none",
+             *(pytest.param(case, marks=pytest.mark.slow)
+               for case in ("new, plain", "new, shared", "with logits", "vit, torchvision"))],
 )  # fmt: skip
 def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
     """torch.export and ONNX Runtime, locked and unlocked, in float32, against the same weights in float64.

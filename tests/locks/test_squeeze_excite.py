@@ -130,6 +130,7 @@ def without_blocks(target: Target, key: Key) -> Target:
     return stolen
 
 
+@pytest.mark.slow
 def test_removing_new_blocks_loses_their_gains() -> None:
     """In a plain ReLU network removing a constant gate restores the accuracy; removing secret gains does not."""
     base = models.real("vgg16_cifar10")

@@ -26,6 +26,8 @@ ARCHITECTURES = [
     "timm:mobilenetv3_small_050",
 ]  # fmt: skip
 SAMPLE = 8  # sites of each architecture, spread over its depth
+# Others of their kinds are looked at every time.
+SLOW = ("torchvision:vgg16", "torchvision:vit_b_16", "torchvision:convnext_tiny", "timm:seresnet50")
 LARGE = ("vit_b_16", "vgg16", "vgg16_bn", "resnet50")  # fewer of these
 
 
@@ -102,7 +104,9 @@ def check_readers(target: Target, site: Site, channel: int) -> None:
     assert len(site.readers) == len(claimed), f"{site.name} names a reader twice"
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ARCHITECTURES]
+)
 def test_readers_are_the_layers_that_see_the_channel(name: str) -> None:
     target = models.library(name, 64)
     sites = list(analyse(target).sites.values())

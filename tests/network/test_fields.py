@@ -119,7 +119,9 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("size", [(48, 48), (47, 54)])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "torchvision:vgg11" else name for name in NETWORKS]
+)
 def test_fields_are_the_support_in_real_networks(name: str, size: tuple[int, int]) -> None:
     model = made_positive(copy.deepcopy(models.library(name, 64).model))
     target = Target(model, (3, *size), **CONVENTIONS)

@@ -131,7 +131,7 @@ def test_activation_messages_need_channels_enough() -> None:
 
 OUTPUTS: list[tuple[str, dict[str, Any]]] = [
     ("resnet20_cifar10", {"count": 12}),
-    ("vgg16_cifar10", {"count": 14, "steps": 15}),
+    pytest.param("vgg16_cifar10", {"count": 14, "steps": 15}, marks=pytest.mark.slow),
     ("vit_cifar10", {"count": 12}),
     ("vit_cifar10_torchvision", {"count": 12}),
 ]
@@ -162,6 +162,7 @@ def test_triggers_get_their_classes_and_nothing_else_does(name: str, options: di
     assert verify(target, key, method="output").p_value > 1e-3
 
 
+@pytest.mark.slow
 def test_a_silent_detectors_column_is_never_read() -> None:
     """Other columns for the same detectors: predictions are the same to the last bit where the detectors are silent."""
     marked, key = models.stained("vgg16_cifar10", schema="output", count=14, steps=15)

@@ -299,7 +299,9 @@ def test_models_without_a_layer_to_gate() -> None:
         sl.lock(Target(quantised, (3, 32, 32)), kind="keyed")
 
 
-@pytest.mark.parametrize("name", ["resnet20_cifar10", "vgg16_cifar10", "vit_cifar10_torchvision"])
+@pytest.mark.parametrize(
+    "name", ["resnet20_cifar10", pytest.param("vgg16_cifar10", marks=pytest.mark.slow), "vit_cifar10_torchvision"]
+)
 def test_real_weights(name: str) -> None:
     target = models.real(name)
     pixels, labels = zoo.natural(name, 100)
