@@ -34,9 +34,9 @@ class Subject:
     """What an attack is made on.
 
     ``target`` is the protected model. ``key`` is for the owner's part of a measurement alone (which layer the detector
-    is in, what the old trigger was): an attack by a thief must not look into it;
-    there is none to a fingerprint. ``images`` and ``labels`` are what the
-    thief has: pixels, in memory or read when asked for, that are not among those the model is evaluated on afterwards.
+    is in, what the old trigger was): an attack by a thief must not look into it; a fingerprint has none. ``images`` and
+    ``labels`` are what the thief has: pixels, in memory or read when asked for, that are not among those the model is
+    evaluated on afterwards.
     """
 
     target: Target
@@ -54,6 +54,11 @@ class Subject:
         if self.key is None:
             raise NotApplicable("is made on a stain or a lock, and this model has a fingerprint alone")
         return self.key
+
+    def need(self, what: str) -> None:
+        """Raises `NotApplicable` where the thief lacks what an attack needs: nothing, images or labels."""
+        if what != "nothing":
+            self.need_labels() if what == "labels" else self.need_images()
 
     def need_images(self) -> Pictures:
         if self.images is None or len(self.images) == 0:

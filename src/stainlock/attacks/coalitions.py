@@ -6,7 +6,6 @@ Every client gets a code that is drawn for the occasion, so that no registry and
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -147,8 +146,7 @@ def _left(subject: Subject, then: Sequence[Then]) -> Iterator[tuple[str, Target 
         attack = all_attacks()[name]
         label = f"{name} {strength}"
         try:
-            if attack.needs != "nothing":
-                subject.need_labels() if attack.needs == "labels" else subject.need_images()
+            subject.need(attack.needs)
             left = attack.run(subject, strength).target
             yield label, left if left is not None else "leaves the model as it is"
         except (NotApplicable, StainlockError) as error:
@@ -159,11 +157,7 @@ def _left(subject: Subject, then: Sequence[Then]) -> Iterator[tuple[str, Target 
 
 def _chosen(names: Sequence[str] | None) -> list[Collusion]:
     known = all_collusions()
-    for name in names or ():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 3, 0.4)
-            advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` has them all"
-            raise ValueError(f"expected the name of a collusion, got {name!r}: {advice}")
+    check_names(names or (), known, "a collusion")
     return [known[name] for name in dict.fromkeys(names)] if names else list(known.values())
 
 

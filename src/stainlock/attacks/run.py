@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -117,14 +117,14 @@ def _attacked(
     return rows
 
 
-def check_names(names: Sequence[str]) -> None:
-    """One clear line for a name that no attack has, before anything is loaded."""
-    known = all_attacks()
+def check_names(names: Sequence[str], known: Collection[str] | None = None, what: str = "an attack") -> None:
+    """One clear line for a name that no attack has, or none of those ``known``, before anything is loaded."""
+    known = all_attacks() if known is None else known
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 3, 0.4)
             advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` has them all"
-            raise ValueError(f"expected the name of an attack, got {name!r}: {advice}")
+            raise ValueError(f"expected the name of {what}, got {name!r}: {advice}")
 
 
 def _chosen(names: Sequence[str] | None, kind: str) -> list[Attack]:
@@ -143,8 +143,7 @@ def _row(
     try:
         if owner.key.kind not in one.against:
             raise NotApplicable(f"is made against a {one.against[0]}, and this key is a {owner.key.kind}'s")
-        if one.needs != "nothing":
-            subject.need_labels() if one.needs == "labels" else subject.need_images()
+        subject.need(one.needs)
         attacked = one.run(subject, strength)
         seconds = time.perf_counter() - start
         facts = owner.measure(attacked)

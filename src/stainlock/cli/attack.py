@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import click
 from stainlock.cli.coalitions import attack_members, coalition_options
 from stainlock.cli.help import Verb
 from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
-from stainlock.cli.report import Report
+from stainlock.cli.report import Report, rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -176,7 +175,7 @@ def _cells(row: Row) -> list[str]:
         return "" if value is None else f"{value:.1%}"
 
     looked = {name: facts for name, facts in row.by.items() if facts["p_value"] is not None}
-    chances = {name: f"{_chance(facts)} by {name}" for name, facts in looked.items()}
+    chances = {name: f"{rounded(facts['p_value'], facts['log10_p_value'])} by {name}" for name, facts in looked.items()}
     figures = ", ".join(f"{name} {value:.3g}" for name, value in row.figures.items() if value is not None)
     response = "" if row.trigger_response is None else f"{row.trigger_response:.2f}"
     needed = f"{row.seconds:.0f} s" + (f", {row.images} {row.needs}" if row.images else "")
@@ -185,13 +184,6 @@ def _cells(row: Row) -> list[str]:
         ", ".join(chances.values()), response, percent(row.performance), percent(row.unlocked),
         needed if row.applied else "", "; ".join(filter(None, (row.note, figures))),
     ]  # fmt: skip
-
-
-def _chance(facts: dict[str, Any]) -> str:
-    """A p-value for people; very small ones as a power of ten that is not below it."""
-    if facts["p_value"] >= 1e-4:
-        return f"{facts['p_value']:.2g}"
-    return f"1e{math.ceil(facts['log10_p_value'])}"
 
 
 def _table(rows: list[Row]) -> Table:

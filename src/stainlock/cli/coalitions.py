@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stainlock.cli.options import Verb
-from stainlock.cli.report import Report
+from stainlock.cli.report import Report, rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,10 +81,10 @@ def _cells(row: CoalitionRow) -> list[str]:
     done = f"{row.attack} of {row.strength}", row.then
     if not row.applied:
         return [*done, "not applicable", "", "", "", row.note]
-    chance = f"{row.p_value:.2g}" if row.p_value >= 1e-4 else f"1e{math.ceil(row.log10_p_value)}"
     innocents = f", {row.innocents} innocent" if row.innocents else ""
     return [
-        *done, row.verdict, f"{row.named} named{innocents}", chance, f"{row.z_least:.1f} to {row.z_most:.1f}",
+        *done, row.verdict, f"{row.named} named{innocents}",
+        rounded(row.p_value, row.log10_p_value), f"{row.z_least:.1f} to {row.z_most:.1f}",
         "" if row.performance is None else f"{row.performance:.1%}",
     ]  # fmt: skip
 

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
+    from stainlock.clients.tracing import Accused
     from stainlock.verification import Verdict
 
 # Marks, isolates and overrides of direction: some of them count as printable.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_SMALL = 1e-4  # p-values below it are printed as powers of ten
 _PIPE_WIDTH = 200  # columns where there is no terminal to fit into
 
 
@@ -66,11 +68,15 @@ class Report:
             yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
-def chance(verdict: Verdict) -> str:
-    """A p-value for people; very small ones as a power of ten that is not below it."""
-    if verdict.p_value >= 1e-4:
-        return f"p = {verdict.p_value:.2g}"
-    return f"p ≤ 1e{math.ceil(verdict.log10_p_value)}"
+def chance(found: Verdict | Accused) -> str:
+    """A p-value for people, as "p = 0.02" or "p ≤ 1e-30"."""
+    relation = "=" if found.p_value >= _SMALL else "≤"
+    return f"p {relation} {rounded(found.p_value, found.log10_p_value)}"
+
+
+def rounded(p_value: float, log10_p_value: float) -> str:
+    """The number alone; very small ones as a power of ten that is not below it."""
+    return f"{p_value:.2g}" if p_value >= _SMALL else f"1e{math.ceil(log10_p_value)}"
 
 
 def printable(text: str) -> str:

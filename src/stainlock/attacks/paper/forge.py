@@ -11,8 +11,9 @@ from stainlock.verification import verify_weights
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
     """At a site of the thief's choosing, or in the very layer that ours is in, which is the worst for us."""
-    site = subject.need_key().site if strength == "same-layer" else None
-    additive = subject.need_key().additive if site else False
+    key = subject.need_key()
+    site = key.site if strength == "same-layer" else None
+    additive = key.additive if site else False
     seed = int(subject.randomness.secret("the forger's key").integers(2**62))
     try:
         forged, theirs = stain(subject.target, site=site, additive=additive, seed=seed)
@@ -20,9 +21,7 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
         raise SiteError(f"the forger's own stain failed: {error}") from error
     verdict = verify_weights(forged, theirs)
     taken = any(
-        mine.channel == his.channel and subject.need_key().site == theirs.site
-        for mine in subject.need_key().detectors
-        for his in theirs.detectors
+        mine.channel == his.channel and key.site == theirs.site for mine in key.detectors for his in theirs.detectors
     )
     note = "both keys verify: only a commitment made earlier decides"
     if taken:  # a silent channel is the one the model misses least

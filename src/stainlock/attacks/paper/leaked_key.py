@@ -15,7 +15,8 @@ from stainlock.target import evaluation_mode
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
-    key, details = subject.need_key(), subject.need_key().details
+    key = subject.need_key()
+    details = key.details
     base = key.original(subject.target)
     options: dict[str, Any] = {}
     if key.schema == "squeeze-excite":

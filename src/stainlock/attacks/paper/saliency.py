@@ -66,9 +66,10 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     images = subject.need_images()[:IMAGES]
     if len(subject.target.input_shape) != 3:
         raise NotApplicable(f"needs images as inputs, got inputs of shape {subject.target.input_shape}")
-    place = subject.need_key().detectors[0].trigger.region
+    key = subject.need_key()
+    place = key.detectors[0].trigger.region
     locked = saliency_map(subject.target, images, str(strength))
-    before = saliency_map(subject.need_key().original(subject.target), images, str(strength))
+    before = saliency_map(key.original(subject.target), images, str(strength))
     (rank, places, of_corners), (rank_before, _, _) = rank_of(locked, place), rank_of(before, place)
     figures = {
         "rank": rank, "places": places, "rank_share": rank / places, "rank_of_4_corners": of_corners,

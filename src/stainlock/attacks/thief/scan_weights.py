@@ -86,9 +86,10 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 def _figures(subject: Subject, ranked: list[Odd]) -> dict[str, float]:
     """For the report alone: the owner knows which rows are his."""
-    own = _written(subject.need_key().revert.writes, subject.target.model)
+    key = subject.need_key()
+    own = _written(key.revert.writes, subject.target.model)
     places = [place for place, odd in enumerate(ranked, 1) if (odd.layer, odd.axis, odd.index) in own]
-    before = scan(subject.need_key().original(subject.target).model)
+    before = scan(key.original(subject.target).model)
     return {
         "flagged": sum(odd.score > _STANDS_OUT for odd in ranked),
         "flagged_in_original": sum(odd.score > _STANDS_OUT for odd in before),

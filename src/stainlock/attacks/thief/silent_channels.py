@@ -114,7 +114,8 @@ def _exciting(
 
 def _rank(subject: Subject, ranked: list[Suspect]) -> dict[str, float]:
     """For the report alone: the owner knows where his detector is."""
-    own = {(subject.need_key().site, detector.channel) for detector in subject.need_key().detectors}
+    key = subject.need_key()
+    own = {(key.site, detector.channel) for detector in key.detectors}
     places = [place for place, s in enumerate(ranked, 1) if (s.site.name, s.channel) in own]
     return {"rank": places[0]} if places else {}
 

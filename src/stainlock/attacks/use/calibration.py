@@ -17,5 +17,6 @@ def whole_model(subject: Subject) -> tuple[Tensor, list[str]]:
 
 def behind_the_gates(subject: Subject) -> tuple[Tensor, list[str]]:
     """As an owner quantises a locked model: on images with the patch, and in floats up to the last gate."""
-    paste = subject.need_key().unlock_transform(normalise=False)
-    return paste(subject.need_images()[:IMAGES]), layers_in_floats(subject.target, subject.need_key())
+    key = subject.need_key()
+    paste = key.unlock_transform(normalise=False)
+    return paste(subject.need_images()[:IMAGES]), layers_in_floats(subject.target, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ import click
 from stainlock.cli.clients.options import bases_options, opened, read_names, registry_option, secret_option
 from stainlock.cli.options import FILE, code_options, output_options, seed_option
 from stainlock.cli.outputs import Outputs
-from stainlock.cli.report import Report
+from stainlock.cli.report import Report, chance
 
 if TYPE_CHECKING:
-    from stainlock.clients.tracing import Accused, Trace
+    from stainlock.clients.tracing import Trace
     from stainlock.target import Target
 
 _SHOWN = 20
@@ -117,7 +116,7 @@ def _told(report: Report, found: Trace, page: Path | None) -> int:
         several = len(found.compared) > 1
         lines = [
             f"traced: {one.client}, epoch {one.epoch}{f' of {one.model}' if several else ''}"
-            f" (z = {one.z:.1f}, {_chance(one)})"
+            f" (z = {one.z:.1f}, {chance(one)})"
             for one in found.clients[:_SHOWN]
         ]
         if len(found.clients) > _SHOWN:
@@ -133,10 +132,6 @@ def _told(report: Report, found: Trace, page: Path | None) -> int:
     if page is not None:
         report.remark(f"report: {page}")
     return 0 if found.clients else 1
-
-
-def _chance(one: Accused) -> str:
-    return f"p = {one.p_value:.2g}" if one.p_value >= 1e-4 else f"p ≤ 1e{math.ceil(one.log10_p_value)}"
 
 
 def _check(report: Report, suspect: str, evidence: Path, bases: list[Target]) -> int:
