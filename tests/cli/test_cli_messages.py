@@ -248,13 +248,17 @@ def test_guessed_conventions_are_told(run: Run, here: Path) -> None:
     inside = run("inspect", "mm.py:bare_normalised", "--input-size", "32")
     assert "pixels from 0 to 255, mean 0, std 1" in inside.stderr
     assert "0 (Normalize)" in inside.stderr
+    assert "guess" not in inside.stderr
+    size_alone = " ".join(run("inspect", "mm.py:bare_normalised").stderr.split())
+    assert "nothing tells the size of this model's images" in size_alone
+    assert "set --input-size, or return" in size_alone
     for wrong in (("--mean", "a"), ("--bounds", "1"), ("--input-size", "0"), ("--std", "0")):
         assert run("inspect", "mm.py:bare", *wrong).status == 2
 
 
 def test_a_lock_says_its_conventions_in_json(run: Run, here: Path) -> None:
     made = run("lock", "mm.py:bare", *OUT, "--input-size", "32", "--json")
-    assert made.facts["conventions"]["known_from"] == "given in part, the rest guessed"
+    assert made.facts["conventions"]["known_from"] == "given in part; the rest: guessed"
     told = run("lock", "out", "--out", "o2", "--key", "k2", "--model", "mm.py:bare", "--mean", "0")
     assert told.status == 2
     assert_one_line(told.stderr, "out is a bundle, which says how it takes pixels: leave out --mean")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 GUESSED = "guessed"
+SIZE_GUESSED = "; the size is guessed"
 _SIDE = 224
 _IN_BYTES = 2.0  # a mean above this is of levels from 0 to 255
 
@@ -31,8 +32,8 @@ def target_of(model: nn.Module) -> Target:
     if inside is not None:
         subtracted, where = inside
         bounds = (0.0, 255.0) if float(subtracted.max()) > _IN_BYTES else (0.0, 1.0)
-        size = "its config has the size" if from_config else f"the size {side[0]}×{side[1]} is guessed"
-        source = f"the model normalises pixels itself, by {where}; {size}"
+        size = "; its config has the size" if from_config else SIZE_GUESSED
+        source = f"the model normalises pixels itself, by {where}{size}"
         return Target(model, shape, (0.0,), (1.0,), bounds, known_from=source)
     if shape[0] == 3:
         return Target(model, shape, IMAGENET_MEAN, IMAGENET_STD, known_from=GUESSED)
@@ -52,8 +53,9 @@ def with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
         raise ValueError(f"expected a lower and an upper bound, got {len(chosen['bounds'])} numbers")
     if "input_shape" in chosen and len(chosen["input_shape"]) == 2:
         chosen["input_shape"] = (target.input_shape[0], *chosen["input_shape"])
-    whole = {"input_shape", "mean", "std"} <= set(chosen) or not is_guessed(target)
-    return replace(target, **chosen, known_from="given" if whole else f"given in part, the rest {target.known_from}")
+    rest = target.known_from.removesuffix(SIZE_GUESSED) if "input_shape" in chosen else target.known_from
+    whole = {"input_shape", "mean", "std"} <= set(chosen)
+    return replace(target, **chosen, known_from="given" if whole else f"given in part; the rest: {rest}")
 
 
 def _side(model: nn.Module) -> tuple[tuple[int, int], bool]:
