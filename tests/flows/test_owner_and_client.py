@@ -139,3 +139,22 @@ def test_a_stained_onnx_model_is_shipped_run_leaked_and_proven_by_its_answers(
     owner.stainlock("export", "mine.py:model", "--out", "innocent.onnx")
     told = owner.stainlock("verify", "innocent.onnx", "--key", "stain.key", "--black-box", "--normalised", status=1)
     assert told["verdict"] == "not stained"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count", "own_processes"), SUBJECTS)
+def test_a_locked_onnx_model_is_leaked_and_proven_by_its_answers(
+    name: str, count: int, own_processes: bool, tmp_path: Path
+) -> None:
+    for package in ("onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    owner = owner_of(name, tmp_path, own_processes)
+    owner.stainlock("stain", "mine.py:model", "--out", "stained", "--key", "stain.key", "--schema", "output")
+    owner.stainlock("lock", "stained", "--model", "mine.py:model", "--out", "locked", "--key", "lock.key",
+                    "--client", "to-ship", "--format", "onnx")  # fmt: skip
+    shutil.copy(owner.folder / "to-ship" / "model.onnx", owner.folder / "leaked.onnx")
+    asked = ("verify", "leaked.onnx", "--key", "stain.key", "--black-box", "--normalised")
+    assert owner.stainlock(*asked, status=1)["verdict"] == "not stained"
+    proof = owner.stainlock(*asked, "--lock-key", "lock.key")
+    assert proof["verdict"] == "stained"
+    assert proof["p_value"] <= 1e-6

@@ -8,6 +8,8 @@ from typing import Any
 
 import models
 import pytest
+import torch
+from torch import Tensor
 
 from stainlock import Key, Target, lock, save_bundle, stain, verify
 from stainlock.cli import main
@@ -85,3 +87,23 @@ def test_a_second_lock_is_told_after_the_first_was_opened(
     call = ["verify", str(files / "twice"), "--key", str(files / "owner.key"), "--lock-key", str(files / "second.key")]
     assert main([*call, "--json"]) == 1
     assert "the suspect has a keyed lock" in json.loads(capsys.readouterr().out)["note"]
+
+
+@pytest.mark.parametrize("carrier", ["patch", "strip"])
+def test_what_can_only_be_asked_is_given_the_patch(carrier: str) -> None:
+    """A leaked model behind a function: locked, its answers say nothing; with the lock's patch they prove the stain."""
+    stained, key = models.stained("resnet20_cifar10", schema="output", count=16, robust=True)  # as for the services
+    locked, opens = lock(stained, seed=1, carrier=carrier)
+
+    def suspect(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            answers: Tensor = locked.model(inputs)
+        return answers
+
+    closed = verify(suspect, key, normalised=True) if carrier == "patch" else None
+    assert closed is None or not closed.stained
+    opened = verify(suspect, key, normalised=True, lock_key=opens)
+    assert opened.stained, opened
+    assert opened.log10_p_value == pytest.approx(verify(stained, key, method="output").log10_p_value, abs=3)
+    with pytest.raises(ValueError, match="got the module CifarResNet"):
+        verify(locked.model, key, lock_key=opens)

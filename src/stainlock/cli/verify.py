@@ -56,7 +56,7 @@ _MAYBE_LOCKED = (
 @click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key."
               " With several --key each is looked for, and p-values pay for their number.")  # fmt: skip
 @click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
-              " has: its gates are undone first.")  # fmt: skip
+              " has: its gates are undone first, or with --black-box its patch is in every picture.")  # fmt: skip
 @click.option("--base", metavar="MODEL", help="Your own model, stained or as it was before: finds stains whose layer is"
               " given other inputs, permuted or rewritten ones.")  # fmt: skip
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
@@ -146,11 +146,13 @@ def command(
                     )
                 mine = load_model(base, None, seed, code if Path(base).is_dir() else NO_CODE)
                 reference = Reference.of(mine, key, decoys=0)
+            how: dict[str, Any] = {"method": method, "build": found.build, "normalised": normalised,
+                                   "lock_key": found.lock_key}  # fmt: skip
             if len(keys) > 1:
-                verdicts = verify(loaded, keys, method=method, build=found.build, normalised=normalised)
+                verdicts = verify(loaded, keys, **how)
                 annotated = [found.annotated(own, method) for own in verdicts]
                 return _report_each(report, key_files, annotated, also_responses=method == "auto" and found.was_run)
-            verdict = verify(loaded, key, method=method, reference=reference, build=found.build, normalised=normalised)
+            verdict = verify(loaded, key, reference=reference, **how)
             verdict = found.annotated(verdict, method)
             also_responses = method == "auto" and found.was_run
             if images is not None and isinstance(loaded, Target):
@@ -215,6 +217,7 @@ class _Found:
     built: Target | None = None
     problem: str = ""
     hint: str = ""  # what else may explain a negative verdict
+    lock_key: Key | None = None  # of something that can only be asked
 
     @property
     def build(self) -> Callable[[], Target | None] | None:
@@ -240,7 +243,10 @@ class _Found:
         return self.built is not None or isinstance(self.loaded, Target)
 
     def without_lock(self, key: Key) -> _Found:
-        """The weights as they were before this keyed lock, whether or not the suspect still has the gates."""
+        """The weights as they were before this keyed lock, whether or not the suspect still has the gates.
+
+        What can only be asked is given the lock's patch in every image.
+        """
         from stainlock.target import Target
 
         if isinstance(self.loaded, Target):
@@ -248,7 +254,7 @@ class _Found:
         if isinstance(self.loaded, Mapping):
             left = [one for one in self.bundle.insertions if one not in key.revert.removals] if self.bundle else []
             return _Found(key.opened_weights(self.loaded), hint=_lock_hint(left))
-        raise ValueError("expected a MODEL or a weight file with --lock-key, got one that is only asked for outputs")
+        return dataclasses.replace(self, lock_key=key)
 
     def annotated(self, verdict: Verdict, method: str) -> Verdict:
         """The verdict with a note of what was hidden, or not looked at."""

@@ -4,6 +4,7 @@ Functions and sessions are given pixels within the model's bounds, whatever the 
 ``(N, C, H, W)``, object detectors a list of images. With ``normalised`` classifiers get (pixels − mean)/std instead, as
 a bare network takes them. The first batch is of synthetic images with the spectrum of photographs: answers that can't
 be a model's, not finite or the same whatever the image, are told at once, as a verdict on them would be worthless.
+Where the suspect has a lock, ``lock_key`` puts the lock's patch into every image first.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
+from stainlock.key import Key
 from stainlock.probes import synthetic_inputs
 from stainlock.stains.object_detectors import strongest_labels
 from stainlock.storage.weights import one_line
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import logits_in
+from stainlock.unlocking.unlock import unlock_transform
 
 _PLAIN_IMAGES = 8
 
@@ -28,7 +31,7 @@ _PLAIN_IMAGES = 8
 class Asker:
     """Class indices for pixels. ``doubt`` says, after the first call, what looks wrong with the answers."""
 
-    def __init__(self, suspect: Any, target: Target, *, normalised: bool = False) -> None:
+    def __init__(self, suspect: Any, target: Target, *, normalised: bool = False, lock_key: Key | None = None) -> None:
         self.suspect, self.target = suspect, target
         self.is_model, self.is_session = isinstance(suspect, Target), hasattr(suspect, "get_inputs")
         self.detects, self.normalised = target.normalises, normalised
@@ -37,8 +40,15 @@ class Asker:
             raise ValueError(f"{whose}: leave out normalised=True (--normalised)")
         if self.is_session and self.detects:
             raise ValueError("expected a detector as a model or a callable, got an ONNX session: wrap it in a function")
+        if lock_key is not None and (self.detects or lock_key.carrier == "entries"):
+            raise ValueError(
+                "expected the lock of a classifier, whose patch goes into every image, got another: wrap the suspect in"
+                " a function that unlocks, and verify that in Python"
+            )
+        self._opens = None if lock_key is None else unlock_transform(lock_key, normalise=False)
         if self.is_session:
-            _check_shape(suspect, target)
+            grey = torch.full((1, *target.input_shape), 128, dtype=torch.uint8)
+            _check_shape(suspect, tuple(self._opened(target.from_bytes(grey)).shape[1:]))
         self.doubt: str | None = None
         self._begun = self.is_model or self.detects
 
@@ -69,7 +79,11 @@ class Asker:
             return "its outputs are the same for every image"
         return None
 
+    def _opened(self, pixels: Tensor) -> Tensor:
+        return pixels if self._opens is None else self._opens(pixels)
+
     def _answers(self, pixels: Tensor) -> Tensor:
+        pixels = self._opened(pixels)
         prepare = (self.is_model or self.normalised) and not self.detects
         with torch.no_grad():
             inputs = self.target.normalise(pixels) if prepare else pixels.to(self.target.device, self.target.dtype)
@@ -114,10 +128,10 @@ def _labels(answer: Tensor, detects: bool) -> Tensor:
     raise ValueError(f"expected logits (N, classes) or class indices (N,), got a tensor of shape {tuple(answer.shape)}")
 
 
-def _check_shape(session: Any, target: Target) -> None:
+def _check_shape(session: Any, asked: tuple[int, ...]) -> None:
     """ONNX files say what they take; sizes that are left open are given as names."""
     shape = getattr(session.get_inputs()[0], "shape", None)
-    sizes, wanted = list(shape)[1:] if isinstance(shape, list | tuple) else [], list(target.input_shape)
+    sizes, wanted = list(shape)[1:] if isinstance(shape, list | tuple) else [], list(asked)
     fits = len(sizes) == len(wanted) and all(
         not isinstance(size, int) or size == own for size, own in zip(sizes, wanted, strict=True)
     )

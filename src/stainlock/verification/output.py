@@ -14,12 +14,19 @@ from stainlock.verification.questions import check_black_box, judged, pictures
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict
 
 
-def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE, normalised: bool = False) -> Verdict:
+def verify_output(
+    suspect: Any,
+    key: Key,
+    *,
+    significance: float = SIGNIFICANCE,
+    normalised: bool = False,
+    lock_key: Key | None = None,
+) -> Verdict:
     """By output, a black box: how many triggers are given the class they were stained for.
 
     `questions` says what is asked and what the answers are worth. An object detector's answer is the class of its
     strongest box. `asking` says what a callable or an ONNX session is given: pixels within the bounds, or with
-    ``normalised`` what a bare classifier takes.
+    ``normalised`` what a bare classifier takes; with ``lock_key`` that lock's patch is in every image.
     """
     check_black_box(key)
     if isinstance(suspect, nn.Module):  # to be run in its own precision, and not in training mode
@@ -27,7 +34,7 @@ def verify_output(suspect: Any, key: Key, *, significance: float = SIGNIFICANCE,
     target = suspect if isinstance(suspect, Target) else placeholder_target(key)
     if isinstance(suspect, Target) and (mismatch := key.matches(suspect)):
         return Verdict(False, 1.0, 0.0, 0.0, "output", note=f"the suspect takes other inputs: {mismatch}")
-    ask = Asker(suspect, target, normalised=normalised)
+    ask = Asker(suspect, target, normalised=normalised, lock_key=lock_key)
     levels = pictures(key)
     labels = ask(target.from_bytes(levels.flatten(0, 1))).view(levels.shape[:2])
     verdict = judged(key, [[[label] for label in own] for own in labels.tolist()], significance=significance)

@@ -35,6 +35,7 @@ def verify(
     significance: float = SIGNIFICANCE,
     build: Callable[[], Target | None] | None = None,
     normalised: bool = False,
+    lock_key: Key | None = None,
 ) -> Verdict: ...
 @overload
 def verify(suspect: Suspect, key: Sequence[Key], **options: Any) -> list[Verdict]: ...
@@ -49,6 +50,8 @@ def verify(suspect: Suspect, key: Key | Sequence[Key], **options: Any) -> Verdic
     reporting the largest natural response beside the trigger's. ``reference`` is the owner's own model, `Reference.of`
     it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build`` makes the model of a
     suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't show the stain.
+    ``lock_key`` opens a lock that the suspect still has: its gates are undone, and something that can only be asked is
+    given the lock's patch in every image.
 
     >>> sl.verify(stained, key).stained, sl.verify(target, key, method="weights").stained
     (True, False)
@@ -78,9 +81,11 @@ def _verify_each(
     return [concluded(v, v.log10_p_value * math.log(10) + math.log(len(keys)), significance) for v in found]
 
 
-def _verify_one(suspect: Suspect, key: Key, **options: Any) -> Verdict:
+def _verify_one(suspect: Suspect, key: Key, *, lock_key: Key | None = None, **options: Any) -> Verdict:
     """One verdict, which says so where a keyed lock hides what it looked for."""
-    verdict = _looked_for(suspect, key, **options)
+    if lock_key is not None and isinstance(suspect, Target | nn.Module | Mapping):
+        suspect, lock_key = _without_lock(suspect, lock_key), None
+    verdict = _looked_for(suspect, key, lock_key=lock_key, **options)
     locked = isinstance(suspect, Target) and Structure.of(suspect) is not None
     return noted(verdict, LOCKED) if locked and not verdict.stained else verdict
 
@@ -95,6 +100,7 @@ def _looked_for(
     significance: float = SIGNIFICANCE,
     build: Callable[[], Target | None] | None = None,
     normalised: bool = False,
+    lock_key: Key | None = None,
 ) -> Verdict:
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
@@ -103,7 +109,7 @@ def _looked_for(
         raise ValueError(f"expected a significance within (0, 1), got {significance}")
     white_box = isinstance(suspect, Target | nn.Module | Mapping)
     if method == "output" or (method == "auto" and not white_box):
-        return verify_output(suspect, key, significance=significance, normalised=normalised)
+        return verify_output(suspect, key, significance=significance, normalised=normalised, lock_key=lock_key)
     if not isinstance(suspect, Target | nn.Module | Mapping):
         raise ValueError(f"expected a Target, nn.Module or state dict to verify by {method}, got a callable")
     target = _as_target(suspect, key)
@@ -127,6 +133,17 @@ def _looked_for(
         return found
     by_response = looked(target, key, natural=natural)
     return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
+
+
+def _without_lock(suspect: Target | nn.Module | Mapping[str, Tensor], lock_key: Key) -> Suspect:
+    if isinstance(suspect, Target):
+        return lock_key.opened(suspect)
+    if isinstance(suspect, Mapping):
+        return lock_key.opened_weights(suspect)
+    raise ValueError(
+        f"expected a Target, a state dict or a callable with lock_key, got the module {type(suspect).__name__}: give"
+        " its state_dict()"
+    )
 
 
 def _as_target(suspect: Suspect, key: Key) -> Target | None:
