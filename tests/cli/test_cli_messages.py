@@ -123,7 +123,9 @@ def test_a_forward_that_computes_no_gradients_in_a_block_of_its_own(run: Run, he
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_a_torchscript_suspect(run: Run, work: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(3, 2), torch.rand(1, 3)), "script.pt")
-    told = run("verify", "script.pt", "--key", "owner.key")
+    told = run("verify", "script.pt", "--key", "owner.key", "--json")
+    assert (told.status, told.facts["verdict"], told.facts["method"]) == (1, "not stained", "weights")
+    told = run("stain", "small.py:vector_model", "--weights", "script.pt", *OUT)
     assert (told.status, told.stdout) == (2, "")
     assert_one_line(told.stderr, "script.pt is a TorchScript program", "state_dict()")
 

@@ -19,6 +19,7 @@ import library_formats as libraries
 import models
 import mutations
 import numpy as np
+import onnx_formats as onnx_files
 import other_formats as others
 import record_formats as records
 import registry_formats as clients
@@ -387,6 +388,8 @@ FORMATS = {
         Format("pickle", "w.pt", functools.cache(_pickles), _spoil_pickle, _use_weights),
         Format("quantised", "q.pt", suspects.quantised, suspects.spoil_quantised, suspects.use),
         Format("program", "p.pt2", suspects.programs, suspects.spoil_program, suspects.use),
+        Format("torchscript", "t.pt", suspects.scripts, suspects.spoil_script, suspects.use),
+        Format("onnx-weights", "m.onnx", onnx_files.examples, onnx_files.spoil, onnx_files.use_weights),
         Format("picture", "p.png", _pictures, _spoil_picture, _use_picture),
         Format("noise", "n.safetensors", functools.cache(_noise), _spoil_safetensors, lambda path: read_noise(path, 8)),
         Format("kit", "patch.png", others.patches, others.spoil_patch, others.use_patch),

@@ -1,4 +1,4 @@
-"""Files that suspects come in besides weight files: PyTorch's 8-bit layers, and programs of torch.export."""
+"""Files that suspects come in besides weight files: 8-bit layers, programs of torch.export, TorchScript, ONNX."""
 
 from __future__ import annotations
 
@@ -42,6 +42,30 @@ def programs() -> list[bytes]:
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
     torch.export.save(torch.export.export(model, (torch.zeros(1, 8),)), buffer)
     return [buffer.getvalue()]
+
+
+@functools.cache
+def scripts() -> list[bytes]:
+    """Modules with names, constants without, and 8-bit tensors."""
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
+    example, made = torch.zeros(1, 8), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch means to give up TorchScript; files have it all the same
+        small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+        traced = torch.jit.trace(model, example)
+        for one in (traced, torch.jit.freeze(traced), torch.jit.trace(small, example)):
+            buffer = io.BytesIO()
+            torch.jit.save(one, buffer)
+            made.append(buffer.getvalue())
+    return made
+
+
+def spoil_script(content: bytes, random: Random) -> bytes:
+    def spoiled(name: str, data: bytes) -> bytes:
+        often = 1 if name.endswith(".pkl") else 9
+        return spoil_bytes(data, random) if random.randint(0, often) == 0 else data
+
+    return _rewritten(content, spoiled)
 
 
 def spoil_quantised(content: bytes, random: Random) -> bytes:

@@ -98,8 +98,9 @@ def command(
     """Is SUSPECT stained with this key?
 
     A suspect behind an API is asked by --url and --template, or by --answers for the pictures of `stainlock probe`.
-    SUSPECT is a MODEL, a bare weight file (.safetensors, .pt, .pth, .pt2), or with --black-box FILE.onnx. Of a bundle
-    the weights are looked at first, without building its model; its code is never run unasked.
+    SUSPECT is a MODEL or a file whose weights can be read: .safetensors, .pt, .pth (TorchScript too), .pt2, .onnx. Of
+    FILE.onnx, 8-bit ones too, weights are looked at, with --black-box outputs. Of a bundle the weights are looked at
+    first, without building its model; its code is never run unasked.
     """
     from stainlock.evaluation import Images
     from stainlock.key import Key
@@ -302,20 +303,18 @@ def _load_suspect(
         raise ValueError(f"expected a bundle with --model or --trust-code, got {suspect}")
     if weights is not None:
         raise ValueError(f"{suspect} holds its own weights: leave out --weights {weights}")
-    if suffix == ".onnx":
-        return _Found(_onnx_session(suspect, method))
+    if suffix == ".onnx" and method == "output":
+        return _Found(_onnx_session(suspect))
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
     hint = _lock_hint(insertions_said(Path(suspect).parent)) if Path(suspect).name == WEIGHTS else ""
     return _Found(read_deployed(suspect), hint=hint or _MAYBE_LOCKED)
 
 
-def _onnx_session(suspect: str, method: str) -> Any:
+def _onnx_session(suspect: str) -> Any:
     from stainlock.errors import FileError, ModelError
     from stainlock.storage.weights import one_line
 
-    if method != "output":
-        raise ValueError(f"{suspect} can only be asked for outputs: add --black-box")
     if not Path(suspect).is_file():
         raise FileError(f"{suspect} does not exist")
     try:

@@ -1,7 +1,8 @@
 """Suspects: the weights in a file of whatever kind, and the keyed lock that it says it has.
 
-A suspect may be a bundle, a weight file, an ONNX file, a target, a module or bare weights. Nothing in it is run, and
-nothing that it says of itself is believed: what it says of a lock only leads to an order of its weights.
+A suspect may be a bundle, a weight file, an ONNX file, a TorchScript archive, a target, a module or bare weights.
+Nothing in it is run, and nothing that it says of itself is believed: what it says of a lock only leads to an order of
+its weights.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stainlock.attacks.use.onnx_file import onnx_weights
-from stainlock.errors import FileError, ModelError
+from stainlock.errors import FileError
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion
 from stainlock.locks.keyed.lock import bits_of, permutations_of
@@ -23,7 +23,7 @@ from stainlock.plan import Plan
 from stainlock.randomness import Randomness
 from stainlock.storage.deployed import read_deployed
 from stainlock.storage.files import tensor_digest
-from stainlock.storage.weights import one_line, read_weights
+from stainlock.storage.weights import read_weights
 from stainlock.target import Target
 
 _MOST_CHANNELS = 2**24  # behind all gates of a lock: what a stranger's file may make us draw
@@ -72,8 +72,6 @@ def read_suspect(given: Any) -> Suspect:
     path = Path(given)
     if path.is_dir():
         return _read_bundle(path)
-    if path.suffix.lower() == ".onnx":
-        return Suspect(path.name, _read_onnx(path))
     return Suspect(path.name, read_deployed(path))
 
 
@@ -85,14 +83,3 @@ def _read_bundle(path: Path) -> Suspect:
         if not (path / WEIGHTS).is_file():
             raise
     return Suspect(path.name, read_weights(path / WEIGHTS), insertions_said(path))
-
-
-def _read_onnx(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise FileError(f"{path} does not exist")
-    try:
-        return onnx_weights(path)
-    except ModuleNotFoundError as error:
-        raise ModelError("ONNX files need onnx: pip install stainlock[onnx]") from error
-    except Exception as error:  # protobuf and onnx have no common base class for their errors
-        raise FileError(f"{path} can't be read as ONNX: {one_line(error)}") from error

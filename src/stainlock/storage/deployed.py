@@ -1,6 +1,6 @@
-"""Weights as deployed models hold them: PyTorch's 8-bit layers, and programs that torch.export wrote.
+"""Weights as deployed models hold them: 8-bit layers, ONNX files, TorchScript archives, programs of torch.export.
 
-Neither can be loaded into the model that they were made from, but a suspect's weights can be read in them. No code is
+None can be loaded into the model that they were made from, but a suspect's weights can be read in them. No code is
 run: quantised tensors are numbers with scales, and a program keeps its weights as bytes with a JSON table of contents.
 """
 
@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import FileError
+from stainlock.storage.onnx_files import SUFFIX
+from stainlock.storage.onnx_weights import onnx_weights
 from stainlock.storage.records import parse_json
+from stainlock.storage.torchscript import is_torchscript, read_torchscript
 from stainlock.storage.values import check_text, check_whole, check_wholes, expect
 from stainlock.storage.weights import (
     PYTORCH_SUFFIXES,
@@ -39,13 +42,18 @@ _FLOATS = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bfloa
 
 
 def read_deployed(path: str | Path) -> dict[str, Tensor]:
-    """The weights by name in a file that `read_weights` reads, with 8-bit layers in floats, or in a program."""
+    """The weights by name in a file that `read_weights` reads, with 8-bit layers in floats; in an ONNX file, a
+    TorchScript archive or a program of torch.export."""
     path = Path(path)
     suffix = path.suffix.lower()
+    if suffix == SUFFIX:
+        return onnx_weights(path)
     if suffix == PROGRAM and path.is_file():
         return _read_program(path)
     if suffix not in PYTORCH_SUFFIXES or not path.is_file():
         return read_weights(path)
+    if is_torchscript(path):
+        return read_torchscript(path)
     content = read_pytorch(path)
     state = unwrap(content, _unpacked)
     if state is None:

@@ -111,7 +111,7 @@ def check_pytorch_file(path: Path) -> None:
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
         raise FileError(
             f"{path} is a TorchScript program, which holds code: expected weights; save the state_dict() of"
-            " torch.jit.load(...), or in Python ask it for outputs: verify(torch.jit.load(...), key, method='output')"
+            " torch.jit.load(...) (as a suspect, `verify` and `clients trace` read it as it is)"
         )
     check_stored(members, path)
 

@@ -21,6 +21,7 @@ from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, 
 from stainlock.attacks.use.calibration import behind_the_gates, whole_model
 from stainlock.errors import ModelError
 from stainlock.exports.onnx_file import check_packages, onnx_program
+from stainlock.storage.onnx_weights import onnx_weights
 from stainlock.storage.weights import one_line
 from stainlock.target import Target
 
@@ -45,34 +46,6 @@ class OnnxModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         rows = [self.session.run(None, {self.given: image[None].cpu().numpy()})[0] for image in inputs]
         return torch.from_numpy(np.concatenate(rows))
-
-
-def onnx_weights(path: Path) -> dict[str, Tensor]:
-    """The weights in an ONNX file by name, 8-bit ones multiplied out; matrices both ways round, as files have both."""
-    onnx: Any = importlib.import_module("onnx")
-    graph = onnx.load(str(path)).graph
-    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
-    axes = {  # along which the scales of 8-bit weights lie: a file's matrices may have them in columns
-        node.input[0]: next((a.i for a in node.attribute if a.name == "axis"), 1)
-        for node in graph.node
-        if node.op_type == "DequantizeLinear"
-    }
-    found = {}
-    for name, array in arrays.items():
-        if array.ndim < 2 or name.endswith(("_scale", "_zero_point")):
-            continue
-        stem = name.removesuffix("_quantized")
-        scale = arrays.get(f"{stem}_scale")
-        values = torch.from_numpy(array.astype(np.float32))
-        if scale is not None:
-            zero = arrays.get(f"{stem}_zero_point", np.zeros_like(scale)).astype(np.float32)
-            axis = axes.get(name, 0) % array.ndim
-            shape = tuple(-1 if scale.size > 1 and i == axis else 1 for i in range(array.ndim))
-            values = (values - torch.from_numpy(zero.reshape(shape))) * torch.from_numpy(scale.reshape(shape))
-        found[name] = values
-        if array.ndim == 2:
-            found[f"{name} turned"] = values.T.contiguous()
-    return found
 
 
 @contextlib.contextmanager
