@@ -15,8 +15,8 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 # Compiled files are kept, whatever the environment says: tests start many processes.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-# Groups of tests in the order that tests/conftest.py gives them, the longest first.
-IN_PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# Groups of tests as tests/conftest.py makes them, in the order that it gives them, the longest first.
+IN_PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-exact test-slow fuzz mutants hardening demo docs bench format clean

@@ -39,15 +39,21 @@ def _built(name: str) -> Target:
 
 def pixels(name: str, count: int) -> Tensor:
     """Natural inputs of a zoo's model; few of the large ones, which take long to read."""
-    found = _natural(name)
+    found, _ = _natural(name)
     assert count <= len(found)
     return found[:count]
 
 
+def labelled(name: str, count: int) -> tuple[Tensor, Tensor]:
+    """The same with their labels."""
+    labels = _natural(name)[1]
+    assert labels is not None
+    return pixels(name, count), labels[:count]
+
+
 @cache
-def _natural(name: str) -> Tensor:
-    found: Tensor = zoo.natural(name, limit=200 if _built(name).input_shape[-1] <= 64 else 24)[0]
-    return found
+def _natural(name: str) -> tuple[Tensor, Tensor | None]:
+    return zoo.natural(name, limit=200 if _built(name).input_shape[-1] <= 64 else 24)
 
 
 @lru_cache(maxsize=16)

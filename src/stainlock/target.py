@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import ModelError
-from stainlock.tensors import entries_in
+from stainlock.tensors import copied, entries_in
 
 if TYPE_CHECKING:
     from stainlock.insertion import Insertion
@@ -137,7 +136,7 @@ class Target:
         >>> bool(target.model[-1].weight.any())
         True
         """
-        return self.with_model(copy.deepcopy(self.model))
+        return self.with_model(copied(self.model))
 
     @property
     def traced(self) -> nn.Module:

@@ -13,14 +13,13 @@ import torch
 from locked import CASES, EXACTLY, Locked, closed, distance, lock, locked, of_kind, on_real, run, tolerance
 from precision import EXACT, double, rounding
 
-import zoo
 from stainlock import Key, Plan, load_bundle, save_bundle
 from stainlock.plan import diff
 from stainlock.target import Target
 
 # One case of each kind, quick to lock anew.
 QUICK: dict[str, dict[str, Any]] = {
-    "internal, vgg16_cifar10": {"steps": 10, "restarts": 2, "site": "features.5"},
+    "internal, resnet20_cifar10": {"steps": 10, "restarts": 2},
     "new, the paper's": {"steps": 10, "restarts": 2},
     "vit, torchvision": {"steps": 2, "restarts": 4},
     "gan, relu": {"steps": 2},
@@ -35,7 +34,7 @@ def test_unlocked_equals_edited(case: str) -> None:
     it = locked(case)
     found, expected = it.unlocked_outputs, it.edited_outputs_with_patch
     if it.kind in ("internal", "squeeze-excite"):
-        found, expected = (run(double(own), it.unlocked.double()) for own in (it.target, it.edited))
+        found, expected = (run(double(own), it.unlocked[:6].double()) for own in (it.target, it.edited))
     assert distance(found, expected) <= tolerance(it)
 
 
@@ -56,8 +55,7 @@ def test_without_the_patch_it_is_closed(case: str) -> None:
 @pytest.mark.parametrize("case", on_real("squeeze-excite", "internal"))
 def test_locked_is_at_chance(case: str) -> None:
     it = locked(case)
-    pixels, labels = zoo.natural(CASES[case].model, 20 if it.base.input_shape[-1] > 64 else 200)
-    assert labels is not None
+    pixels, labels = models.labelled(CASES[case].model, 20 if it.base.input_shape[-1] > 64 else 100)
     right = run(it.target, it.base.normalise(pixels)).argmax(1) == labels
     assert right.double().mean() <= 0.2
 
@@ -79,8 +77,9 @@ def test_a_wrong_patch_does_not_unlock(case: str) -> None:
 
 # Locks that open at their place alone: those of vision transformers, and where a batch norm vetoes other places.
 @pytest.mark.parametrize(
-    "case", ["internal, resnet18", "internal, resnet56_cifar10", "internal, vgg16_cifar10", "new",
-             pytest.param("internal, vgg11_bn", marks=pytest.mark.slow), *of_kind("vit")],
+    "case", ["internal, resnet18", "internal, vgg16_cifar10", "new", *of_kind("vit"),
+             *(pytest.param(case, marks=pytest.mark.slow)
+               for case in ("internal, resnet56_cifar10", "internal, vgg11_bn", "new, deep"))],
 )  # fmt: skip
 def test_the_patch_elsewhere_does_not_unlock(case: str) -> None:
     it = locked(case)
@@ -92,7 +91,7 @@ def test_the_patch_elsewhere_does_not_unlock(case: str) -> None:
         assert closed(it, it.with_patch(levels, top, left)), (top, left)
 
 
-@pytest.mark.parametrize("case", ["internal, resnet18", "vit, vit_cifar10_torchvision", "keyed, convolutional"])
+@pytest.mark.parametrize("case", ["internal, resnet18", "vit, torchvision", "keyed, convolutional"])
 def test_the_patch_of_another_seed_does_not_unlock(case: str) -> None:
     it, other = locked(case), locked(case, seed=1)
     assert it.key.site == other.key.site

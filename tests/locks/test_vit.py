@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 from vit_models import MODELS, REAL, SIZES, timm_vit, torchvision_vit
 
-import zoo
 from stainlock import ModelError, Target, load_bundle, save_bundle
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
@@ -230,7 +229,7 @@ def test_a_bundle_opens_in_a_fresh_process(tmp_path: Path) -> None:
 
 def test_six_settings_on_a_real_model() -> None:
     it = of(REAL)
-    pixels, labels = zoo.natural(REAL, 200)
+    pixels, labels = models.labelled(REAL, 100)
     found = six_settings(it.target, it.key, Tensors(pixels, labels), batch_size=100)
     value = {setting: result.value for setting, result in found.items()}
     assert value["original"] >= 0.5
@@ -243,8 +242,7 @@ def test_six_settings_on_a_real_model() -> None:
 def test_examples_give_a_noise_that_harms_them_most() -> None:
     """Weak noise does more harm to the images it was found with than noise of that strength found without data."""
     base = models.real(REAL)
-    pixels, labels = zoo.natural(REAL, 96)
-    assert labels is not None
+    pixels, labels = models.labelled(REAL, 96)
     plain = base.normalise(pixels)
     examples: dict[str, dict[str, Any]] = {"none": {}, "images": {"images": pixels}}
     examples["labels"] = {"images": pixels, "labels": labels}
@@ -269,7 +267,7 @@ def test_levels_are_pixels_too() -> None:
 
 def test_the_printed_recipe_leaves_a_residue_where_ours_leaves_none() -> None:
     base = models.real(REAL)
-    images = models.pixels(REAL, 100)
+    images = models.pixels(REAL, 50)
     target, key = lock_vit(base, seed=0, recipe="paper", scaling=Scaling(alpha=0.5, s2=0.5, clear_positions=True))
     edited = key.edited(target)
     unlocked, plain = key.unlock(images), base.normalise(images)

@@ -12,6 +12,8 @@ and on plain images, with the original's outputs o and the correlation over how 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def check_locks(target: Target, locked: Target, key: Key) -> None:
     images = probe_inputs(target, "lock check")
     original, without = (_outputs(model, images) for model in (target, locked))
     far = any(not _difference(a, b) <= _FAR for a, b in zip(original, without, strict=True))
-    if not far and (left := likeness(locked, target)) > _LIKE:
+    if not far and (left := likeness_to(target)(locked)) > _LIKE:
         raise ModelError(
             f"this lock would not lock: without the patch {left:.2f} of the original's outputs is left, expected at"
             f" most {_LIKE}. Use kind keyed, or another site or seed"
@@ -55,16 +57,21 @@ def _difference(expected: Tensor, got: Tensor) -> float:
     return float((got - expected).abs().max() / expected.std().clamp(min=1e-30))
 
 
-def likeness(locked: Target, edited: Target) -> float:
-    """How much of the edited model's outputs is left in the locked one's, on synthetic inputs: 0 to 1.
+def likeness_to(edited: Target) -> Callable[[Target], float]:
+    """How much of the edited model's outputs is left in a locked one's, on synthetic inputs: 0 to 1.
 
     It is the correlation between the two models of how outputs vary from input to input.
     """
     images = probe_inputs(edited, "likeness")
-    ours, theirs = (_variation(target, images) for target in (locked, edited))
-    if float(ours.norm()) <= 1e-3 * float(theirs.norm()):
-        return 0.0
-    return float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0).abs())
+    theirs = _variation(edited, images)
+
+    def likeness(locked: Target) -> float:
+        ours = _variation(locked, images)
+        if float(ours.norm()) <= 1e-3 * float(theirs.norm()):
+            return 0.0
+        return float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0).abs())
+
+    return likeness
 
 
 def _variation(target: Target, images: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ on proxies, which modules may keep in caches: it is given a copy that shares the
 
 from __future__ import annotations
 
-import copy
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from stainlock.errors import ModelError
 from stainlock.network.activations import is_activation
 from stainlock.network.norms import is_batch_norm
 from stainlock.network.recorder import DependsOnValues, Recorder
+from stainlock.tensors import copied
 
 # Modules that count as one operation, including subclasses in other packages (timm has many).
 _LEAVES = (nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -163,8 +163,7 @@ def _traced_parts(module: nn.Module, name: str, error: Exception) -> list[Traced
 
 def _sharing_tensors(module: nn.Module) -> nn.Module:
     """A copy of a module's structure and attributes around the same parameters and buffers."""
-    tensors = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    return copied(module, [*module.parameters(), *module.buffers()])
 
 
 def tracing_problem(module: nn.Module) -> str | None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError, SiteError
-from stainlock.locks.check import likeness
+from stainlock.locks.check import likeness_to
 from stainlock.locks.parts.conduit import Disguise, Tap
 from stainlock.locks.parts.gates import signed
 from stainlock.network.blocks import Block
@@ -196,26 +196,30 @@ class GateDisruptor:
     def writes(self, edited: Target, strength: float | None, randomness: Randomness) -> list[Write]:
         """The pattern that leaves least of the outputs, with the least of a few strengths that ruins them."""
         patterns, left, best = self.patterns(), math.inf, list[Write]()
+        # Nothing to compare: one pattern, of given strength, or closed tanh gates, which are 0 at any strength.
+        known = len(patterns) == 1 and (strength or self.block.gate.name == "tanh")
+        likeness, usual = None if known else likeness_to(edited), self._usual(edited)
         for shift in (strength,) if strength else (SHIFT, 2 * SHIFT, 4 * SHIFT):
             for pattern in patterns:
-                own = self._pattern_writes(edited, pattern, shift, randomness.secret(f"disruptor {self.name}"))
-                # Nothing to compare: one pattern, of given strength, or closed tanh gates, which are 0 at any strength.
-                known = len(patterns) == 1 and (strength or self.block.gate.name == "tanh")
-                found = 0.0 if known else likeness(Plan(tuple(own)).apply(edited), edited)
+                own = self._pattern_writes(edited, usual, pattern, shift, randomness.secret(f"disruptor {self.name}"))
+                found = likeness(Plan(tuple(own)).apply(edited)) if likeness else 0.0
                 if found < left:
                     left, best = found, own
             if left <= _RUINED:
                 break
         return best
 
+    def _usual(self, edited: Target) -> Tensor:
+        """Where each gate is before its activation, on average."""
+        layer = edited.model.get_submodule(self.name)
+        weight = exact(layer, "weight").flatten(1)
+        return (_given(edited, self.name) @ weight.T + exact(layer, "bias")).mean(0)
+
     def _pattern_writes(
-        self, edited: Target, pattern: Pattern, shift: float, generator: np.random.Generator
+        self, edited: Target, usual: Tensor, pattern: Pattern, shift: float, generator: np.random.Generator
     ) -> list[Write]:
         """Every gate moved by the pattern, until the signal takes that back."""
-        layer = edited.model.get_submodule(self.name)
-        bias, weight = exact(layer, "bias"), exact(layer, "weight").flatten(1)
-        usual = (_given(edited, self.name) @ weight.T + bias).mean(0)
-        size = torch.from_numpy(shift * generator.uniform(1.0, 1.5, len(bias)))
+        size = torch.from_numpy(shift * generator.uniform(1.0, 1.5, len(usual)))
         writes = self._taken_back(edited, self.name, self._wrong_side(pattern, usual, generator) * size - usual)
         if self.block.shift is not None:
             name = self.network.name(self.block.shift)
