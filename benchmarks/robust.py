@@ -19,6 +19,7 @@ from torch import Tensor
 
 import stainlock as sl
 import zoo
+from stainlock.stains.proof import usual_count
 from stainlock.target import evaluation_mode
 from stainlock.transmission.changes import Change, jpeg, usual_changes
 from stainlock.verification.questions import judged, pictures
@@ -60,11 +61,12 @@ def accuracy(target: sl.Target, pixels: Tensor, classes: Tensor) -> float:
     return float((given == classes).double().mean()) * 100
 
 
-def run(name: str, keys: int, count: int, images: int, steps: int) -> bool:
+def run(name: str, keys: int, count: int | None, images: int, steps: int) -> bool:
     target: sl.Target = getattr(zoo, name)()
     pixels, classes = zoo.natural(name, images)
     assert classes is not None
     before = accuracy(target, pixels, classes)
+    count = count or usual_count(target, robust=True)
     changes: dict[str, Change | None] = {"as it is": None, **usual_changes(target)}
     print(f"\n{name}: {count} triggers, top-1 {before:.2f} % of {len(pixels)} images", flush=True)
     print("| stain | " + " | ".join(changes) + " | p behind JPEG 95 | sequential p | queries | top-1 | seconds |")
@@ -95,7 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--keys", type=int, default=10, help="robust stains of each model")
-    parser.add_argument("--count", type=int, default=8, help="triggers of each")
+    parser.add_argument("--count", type=int, help="triggers of each; else as many as stain takes by itself")
     parser.add_argument("--images", type=int, default=500, help="for accuracy")
     parser.add_argument("--steps", type=int, default=36, help="of a plain search; robust ones take twice as many")
     options = parser.parse_args()

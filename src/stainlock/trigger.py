@@ -76,7 +76,7 @@ def find_triggers(
     steps: int = STEPS,
     restarts: int = 1,
     robust: bool = False,
-    repels: bool = False,
+    repels: int = 0,
     progress: Progress | None = None,
 ) -> list[Trigger]:
     """The best trigger found for each detector ``(D, d)``.
@@ -130,7 +130,7 @@ def find_triggers(
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
-                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, robust)
+                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, expected)
             levels.append(best)
             responses.append(response)
     values = torch.cat(responses).view(len(detectors), restarts)
@@ -148,7 +148,7 @@ def _ascend(
     generator: torch.Generator,
     layout: torch.memory_format,
     progress: Progress | None,
-    robust: bool,
+    robust: Robust | None,
 ) -> tuple[Tensor, Tensor]:
     """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
 
@@ -186,6 +186,8 @@ def _ascend(
         (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
         if gradient is None:
             raise TriggerError("the detector's response does not depend on the image: use another site")
+        if robust:
+            gradient = robust.blurred(gradient)
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
         rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
