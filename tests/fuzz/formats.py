@@ -390,6 +390,7 @@ FORMATS = {
         Format("program", "p.pt2", suspects.programs, suspects.spoil_program, suspects.use),
         Format("torchscript", "t.pt", suspects.scripts, suspects.spoil_script, suspects.use),
         Format("onnx-weights", "m.onnx", onnx_files.examples, onnx_files.spoil, onnx_files.use_weights),
+        Format("onnx-model", "m.onnx", onnx_files.examples, onnx_files.spoil, onnx_files.use_model),
         Format("picture", "p.png", _pictures, _spoil_picture, _use_picture),
         Format("noise", "n.safetensors", functools.cache(_noise), _spoil_safetensors, lambda path: read_noise(path, 8)),
         Format("kit", "patch.png", others.patches, others.spoil_patch, others.use_patch),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stainlock.models.onnx_import.importing import onnx_target
 from stainlock.storage.onnx_weights import onnx_weights
 
 onnx: Any = importlib.import_module("onnx") if find_spec("onnx") else None  # else its formats are left out
@@ -93,3 +94,7 @@ def _other(field: Any, random: Random) -> Any:
 def use_weights(path: Path) -> None:
     for tensor in onnx_weights(path).values():
         tensor.float().sum().item()
+
+
+def use_model(path: Path) -> None:
+    onnx_target(path)

@@ -7,7 +7,16 @@ from pathlib import Path
 import click
 
 from stainlock.cli.help import Verb
-from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import (
+    FILE,
+    Code,
+    check_out,
+    code_options,
+    load_model,
+    output_options,
+    seed_option,
+    weights_option,
+)
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -15,7 +24,13 @@ from stainlock.cli.report import Report
 @click.command("apply", cls=Verb)
 @click.argument("base")
 @click.argument("delta", type=FILE)
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the model goes, as a bundle.")
+@click.option(
+    "--out",
+    type=FILE,
+    required=True,
+    metavar="DIR",
+    help="Where the model goes, as a bundle; FILE.onnx if BASE is one.",
+)
 @code_options
 @weights_option
 @seed_option()
@@ -26,10 +41,11 @@ def command(
     """Make a model again from BASE and the DELTA that `stain --delta` or `diff --out` wrote."""
     from stainlock.plan import Plan, apply
 
+    check_out(base, out)
     with Outputs([out]) as outputs:
         plan = Plan.load(delta)
         target = load_model(base, weights, seed, code)
-        outputs.bundle(out, apply(target, plan))
+        outputs.model(out, apply(target, plan))
         outputs.commit()
     changed = plan.changed(target)
     report.result({"out": str(out), "parameters_changed": changed}, f"{changed} parameters changed")

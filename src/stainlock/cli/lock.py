@@ -14,6 +14,7 @@ from stainlock.cli.options import (
     Code,
     Size,
     check_format,
+    check_out,
     code_options,
     conventions_facts,
     kit_facts,
@@ -183,6 +184,7 @@ def command(
     if kind != "keyed":
         _check_trigger_file(trigger, kind == "gan")
     check_format(client, format)
+    check_out(model, out)
     with Outputs([out, key_file, *(path for path in (client, trigger, delta) if path)]) as outputs:
         base = load_model(model, weights, seed, code)
         of_noise = base.input_shape[1:] == (1, 1)
@@ -196,7 +198,7 @@ def command(
         with report.progress("locking" if kind == "keyed" else "looking for the trigger") as progress:
             locked, key = lock(base, kind=kind, seed=seed, progress=progress, **options)
         seconds = time.perf_counter() - start
-        outputs.bundle(out, locked)
+        outputs.model(out, locked)
         key.save(outputs.place(key_file))
         if trigger:
             write_file(outputs.place(trigger), _trigger_bytes(key), secret=True)

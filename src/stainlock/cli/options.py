@@ -157,13 +157,29 @@ def protection_options(protected: str) -> Callable[[Verb], Verb]:
                 "--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where the secret key goes."
             ),
             click.option(
-                "--out", type=FILE, required=True, metavar="DIR", help=f"Where the {protected} model goes, as a bundle."
+                "--out",
+                type=FILE,
+                required=True,
+                metavar="DIR",
+                help=f"Where the {protected} model goes, as a bundle; FILE.onnx if MODEL is one.",
             ),
         ):
             verb = option(verb)
         return verb
 
     return with_files
+
+
+def check_out(model: str, out: Path) -> None:
+    """Refuse, before the work, a folder for an ONNX model, and an ONNX file for another."""
+    from stainlock.storage.onnx_files import is_onnx
+
+    if is_onnx(model) and not is_onnx(out):
+        raise ValueError(f"{model} is an ONNX file and stays one: expected --out FILE.onnx, got {out}")
+    if is_onnx(out) and not is_onnx(model):
+        raise ValueError(
+            f"expected a folder as --out for {model}, got {out}: `stainlock export` writes it as ONNX then"
+        )
 
 
 def check_format(client: Path | None, format: str | None) -> None:
@@ -247,7 +263,10 @@ def load_model(reference: str, weights: str | None, seed: int | None = None, cod
             raise ValueError(f"{reference} is a bundle, which says how it takes pixels: leave out --{option}")
         found = code.build(Bundle.read(reference))
     else:
-        found = load_reference(reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted)
+        found = load_reference(
+            reference, weights=weights, seed=seed or 0, model=code.model, trust_code=code.trusted,
+            input_shape=code.pixels.get("input_shape"),
+        )  # fmt: skip
         found = with_pixels(found, code.pixels)
     context = click.get_current_context(silent=True)
     found = replace(found, output=(context and context.meta.get(_OUTPUT)) or found.output)

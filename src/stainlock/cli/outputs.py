@@ -38,10 +38,16 @@ class Outputs:
         folder.chmod(0o700 if secret else 0o755)
         return folder
 
-    def bundle(self, path: Path, target: Target) -> None:
+    def model(self, path: Path, target: Target) -> None:
+        """A bundle; of a model that came as ONNX file another such file."""
+        from stainlock.exports.onnx_copy import write_onnx_copy
         from stainlock.models.bundle import write_bundle
+        from stainlock.storage.onnx_files import is_onnx
 
-        write_bundle(target, self.folder(path))
+        if is_onnx(target.reference or ""):
+            write_onnx_copy(target, self.place(path))
+        else:
+            write_bundle(target, self.folder(path))
 
     def kit(self, path: Path, target: Target, key: Key | None, format: str | None) -> Kit:
         """A client kit; of a stain's key it needs nothing, and tells nothing."""

@@ -14,6 +14,7 @@ from stainlock.cli.options import (
     Code,
     Position,
     check_format,
+    check_out,
     code_options,
     conventions_facts,
     kit_facts,
@@ -118,6 +119,7 @@ def command(
         raise ValueError("expected --count N with --trigger and --schema output: the pictures are numbered")
     pictures = _picture_files(trigger, count or 1)
     check_format(client, format)
+    check_out(model, out)
     with Outputs([out, key_file, *pictures, *(path for path in (client, delta) if path)]) as outputs:
         base = load_model(model, weights, seed, code)
         if pictures:
@@ -129,7 +131,7 @@ def command(
             stained, key = stain(base, classes=_classes(classes), seed=seed, progress=progress, **settings)
         seconds = time.perf_counter() - start
         proof = _proof(stained, key) if by_output else None
-        outputs.bundle(out, stained)
+        outputs.model(out, stained)
         key.save(outputs.place(key_file))
         if pictures:
             for path, detector in zip(pictures, key.detectors, strict=True):

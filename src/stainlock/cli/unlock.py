@@ -138,6 +138,6 @@ def _open(report: Report, model: str, code: Code, key_file: Path, out: Path) -> 
     with Outputs([out]) as outputs:
         key = Key.load(key_file)
         key.check_lock()
-        outputs.bundle(out, key.original(load_model(model, None, code=code)))
+        outputs.model(out, key.original(load_model(model, None, code=code)))
         outputs.commit()
     report.result({"written": [str(out)]}, str(out))

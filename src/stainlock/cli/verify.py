@@ -104,6 +104,7 @@ def command(
     """
     from stainlock.evaluation import Images
     from stainlock.key import Key
+    from stainlock.storage.onnx_files import is_onnx
     from stainlock.target import Target
     from stainlock.verification import Reference, largest_natural, verify
 
@@ -133,9 +134,12 @@ def command(
         else:
             assert suspect is not None
             theirs = code if base is None or Path(suspect).is_dir() else NO_CODE  # --model may be for --base alone
-            found = _load_suspect(suspect, weights, seed, method, theirs, to_run=images is not None)
+            to_run = images is not None or (base is not None and is_onnx(suspect))
+            found = _load_suspect(suspect, weights, seed, method, theirs, to_run=to_run)
             if lock_file is not None:
                 found = found.without_lock(Key.load(lock_file))
+            if is_onnx(suspect) and isinstance(found.loaded, Target) and not code.pixels:
+                found.loaded = _taking_pixels_as(key, found.loaded)
             loaded = found.loaded
             if images is not None and not isinstance(loaded, Target):
                 raise ValueError(f"expected a MODEL that can be run on the images of --data, got {suspect}")
@@ -274,6 +278,14 @@ class _Found:
         return noted(verdict, f"only weights were looked at, not responses: {reason}")
 
 
+def _taking_pixels_as(key: Key, suspect: Target) -> Target:
+    """An ONNX file does not say how it takes pixels: as the key's model does, if its inputs have that size."""
+    said = key.conventions
+    if tuple(said["input_shape"]) != suspect.input_shape:
+        return suspect
+    return dataclasses.replace(suspect, **{name: said[name] for name in ("mean", "std", "bounds")})
+
+
 def _lock_hint(insertions: Sequence[Insertion]) -> str:
     """That a keyed lock is among what was put into the suspect, if one is."""
     from stainlock.gating.structure import KIND
@@ -305,6 +317,8 @@ def _load_suspect(
         raise ValueError(f"{suspect} holds its own weights: leave out --weights {weights}")
     if suffix == ".onnx" and method == "output":
         return _Found(_onnx_session(suspect))
+    if suffix == ".onnx" and (to_run or method == "response"):
+        return _Found(load_model(suspect, None, seed, code))
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
     hint = _lock_hint(insertions_said(Path(suspect).parent)) if Path(suspect).name == WEIGHTS else ""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
+from stainlock.storage.onnx_files import open_session
 from stainlock.target import Target, evaluation_mode
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -75,12 +76,7 @@ def _graphs(graph: Any) -> Iterator[Any]:
 
 def run_onnx(path: Path) -> Callable[..., list[Tensor]]:
     """A function that runs the file with ONNX Runtime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = open_session(str(path))
     names = [given.name for given in session.get_inputs()]
 
     def run(*inputs: Any) -> list[Tensor]:

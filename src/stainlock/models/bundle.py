@@ -24,6 +24,7 @@ from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name, named_reference
 from stainlock.storage.durable import final_name, sync_tree, write_file
 from stainlock.storage.files import is_model, is_state, model_digest
+from stainlock.storage.onnx_files import is_onnx
 from stainlock.storage.records import read_json
 from stainlock.storage.staging import new_folder
 from stainlock.storage.values import check_text, shown
@@ -59,6 +60,10 @@ def write_bundle(target: Target, folder: Path) -> str:
         raise ModelError(
             "this target can't be bundled: it has no reference; load it with Target.from_reference, or set"
             " Target(reference='FILE.py:FACTORY')"
+        )
+    if is_onnx(target.reference):
+        raise ModelError(
+            f"{Path(target.reference).name} is an ONNX file and stays one: name the new one, --out FILE.onnx"
         )
     manifest: dict[str, Any] = {
         "format": "stainlock-bundle",

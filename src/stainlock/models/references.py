@@ -20,6 +20,8 @@ from torch import nn
 from stainlock.errors import FileError, ModelError, StainlockError
 from stainlock.models.conventions import target_of
 from stainlock.models.libraries import LIBRARIES, build_library_model
+from stainlock.models.onnx_import.importing import onnx_target
+from stainlock.storage.onnx_files import is_onnx
 from stainlock.storage.weights import check_finite, load_weights, one_line
 from stainlock.target import Target, check_module
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["check_finite", "load_reference", "load_weights"]
 
 FORMS = (
-    "torchvision:NAME, timm:NAME, smp:NAME, transformers:CLASS, hf:DIR, ultralytics:FILE, FILE.py:FACTORY, or a bundle"
-    " directory"
+    "torchvision:NAME, timm:NAME, smp:NAME, transformers:CLASS, hf:DIR, ultralytics:FILE, FILE.onnx, FILE.py:FACTORY,"
+    " or a bundle directory"
 )
 _module_numbers = itertools.count()
 
@@ -42,6 +44,7 @@ def load_reference(
     seed: int = 0,
     model: Architecture | None = None,
     trust_code: bool = False,
+    input_shape: tuple[int, ...] | None = None,
 ) -> Target:
     """The target a reference names, its model in eval mode and its weights checked to be finite.
 
@@ -52,6 +55,8 @@ def load_reference(
       ``ultralytics:FILE.pt`` or ``ultralytics:NAME.yaml``.
     - ``FILE.py:FACTORY``, a function without arguments that returns an `nn.Module` or a `Target`. It brings
       its own weights; a weight file is loaded on top.
+    - ``FILE.onnx``, whose operations become a module that is compared with ONNX Runtime. ``input_shape`` is for sizes
+      that it leaves open; how it takes pixels it does not say.
     - a bundle directory, which holds its own weights. If Python code builds its model, that is not run unasked:
       ``model`` gives the architecture (``FILE.py:FACTORY``, a module or a target), or ``trust_code`` says to run
       what the bundle names.
@@ -66,6 +71,10 @@ def load_reference(
         return load_bundle(reference, model=model, trust_code=trust_code)
     if model is not None or trust_code:
         raise ValueError(f"expected a bundle with --model or --trust-code, got {reference}: it is itself the model")
+    if is_onnx(reference):
+        if weights is not None:
+            raise ModelError(f"{reference} holds its own weights: leave out --weights {weights}")
+        return onnx_target(reference, input_shape)
     with _seeded(seed):
         if reference.partition(":")[0] in LIBRARIES:
             target = build_library_model(reference, pretrained=weights in (None, "pretrained"))

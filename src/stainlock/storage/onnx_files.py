@@ -6,11 +6,15 @@ bytes that are asked of it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from stainlock.errors import FileError, ModelError
 from stainlock.storage.files import MOST_TENSORS
@@ -52,6 +56,18 @@ def read_onnx(path: str | Path) -> Any:
     return model
 
 
+def open_session(model: bytes | str) -> Any:
+    """ONNX Runtime with a model, or with the file of that name, on as many threads as torch has. What it prints of a
+    file that it can't read is not shown: it raises an error as well."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4
+    with contextlib.redirect_stdout(io.StringIO()):
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def _load_external(model: Any, path: Path) -> None:
     helper: Any = importlib.import_module("onnx.external_data_helper")
     outside = [tensor for _, tensor in tensors_of(model) if tensor.data_location == tensor.EXTERNAL]
@@ -59,8 +75,8 @@ def _load_external(model: Any, path: Path) -> None:
     for tensor in outside:
         facts = {entry.key: entry.value for entry in tensor.external_data}
         location = facts.get("location", "")
-        place = (path.parent / location).resolve()
-        if not location or Path(location).is_absolute() or not place.is_relative_to(path.parent.resolve()):
+        place = _place(path, location)
+        if place is None:
             raise FileError(f"{path} keeps {shown(tensor.name)} in {shown(location)}, which is not in its folder: such"
                             " files are not read; save the model with its data beside it, or in one file")  # fmt: skip
         if not place.is_file():
@@ -83,6 +99,17 @@ def _load_external(model: Any, path: Path) -> None:
         del tensor.external_data[:]
 
 
+def _place(path: Path, location: Any) -> Path | None:
+    """The file that a tensor is kept in, links followed, if it lies in the folder of the ONNX file."""
+    try:
+        place = (path.parent / location).resolve()
+        inside = bool(location) and not Path(location).is_absolute() and place.is_relative_to(path.parent.resolve())
+        place.is_file()
+    except (OSError, ValueError, TypeError):  # a name that no file can have
+        return None
+    return place if inside else None
+
+
 def tensors_of(model: Any) -> Iterator[tuple[str, Any]]:
     """Every stored tensor with its name: of the graph, of constants among its operations, and of graphs within."""
     for number, function in enumerate(model.functions):
@@ -103,7 +130,7 @@ def nodes_of(model: Any) -> Iterator[Any]:
 
 def _in_graph(graph: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for tensor in graph.initializer:
-        yield prefix + tensor.name, tensor
+        yield f"{prefix}{tensor.name}", tensor
     yield from _in_nodes(graph.node, prefix, depth)
 
 
@@ -111,9 +138,9 @@ def _in_nodes(nodes: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
-                yield prefix + (node.output[0] if node.output else node.name), attribute.t
+                yield f"{prefix}{node.output[0] if node.output else node.name}", attribute.t
             for tensor in attribute.tensors:
-                yield prefix + node.name, tensor
+                yield f"{prefix}{node.name}", tensor
         if depth < _DEEPEST:
             for graph in _graphs_in(node):
                 yield from _in_graph(graph, f"{prefix}{node.name}.", depth + 1)

@@ -21,6 +21,7 @@ from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, 
 from stainlock.attacks.use.calibration import behind_the_gates, whole_model
 from stainlock.errors import ModelError
 from stainlock.exports.onnx_file import check_packages, onnx_program
+from stainlock.storage.onnx_files import open_session
 from stainlock.storage.onnx_weights import onnx_weights
 from stainlock.storage.weights import one_line
 from stainlock.target import Target
@@ -33,12 +34,7 @@ class OnnxModel(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.session = open_session(str(path))
         self.given = self.session.get_inputs()[0].name
         for number, tensor in enumerate(onnx_weights(path).values()):
             self.register_buffer(f"weight{number}", tensor)
@@ -112,9 +108,7 @@ def nodes_of(path: Path, modules: Collection[str]) -> list[str]:
 def _calibrated(target: Target, images: Tensor, spared: Collection[str]) -> Attacked:
     with _exported(target) as path:
         quantisation: Any = importlib.import_module("onnxruntime.quantization")
-        import onnxruntime
-
-        given = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).get_inputs()[0].name
+        given = open_session(str(path)).get_inputs()[0].name
         rows = iter([{given: target.normalise(image[None]).cpu().numpy()} for image in images])
 
         class Calibration(quantisation.CalibrationDataReader):  # type: ignore[misc]

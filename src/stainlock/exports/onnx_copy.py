@@ -1,0 +1,144 @@
+"""An ONNX file with other values in its stored tensors, and otherwise as it was: names, operations, metadata.
+
+A tensor that several operations read, and of which a plan changed one reader's copy, is stored anew for that reader. A
+value that the file computes of stored ones (an 8-bit weight in floats, say) is stored as computed, for its readers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stainlock.errors import FileError, ModelError
+from stainlock.exports.onnx_file import run_onnx
+from stainlock.exports.onnx_locked import write_onnx_locked
+from stainlock.models.onnx_import.network import OnnxNetwork, Origin, Source
+from stainlock.probes import probe_inputs
+from stainlock.storage.weights import one_line
+from stainlock.target import Target
+
+Array = np.ndarray[Any, Any]
+_CLOSE = 1e-3  # of the largest output
+_LARGEST = 2**31 - 1  # bytes of a protobuf message
+
+
+def write_onnx_copy(target: Target, path: Path) -> float:
+    """Write the file that the target came from with the target's weights; the largest difference of an output."""
+    network = target.model
+    if not isinstance(network, OnnxNetwork) or network.source is None:
+        raise ModelError("expected a model that came from an ONNX file: use `export` to write others as ONNX")
+    if target.insertions:
+        return write_onnx_locked(target, network.source.graph, path, last=network.channels_last)
+    onnx: Any = importlib.import_module("onnx")
+    model = onnx.ModelProto()
+    model.CopyFrom(network.source.graph.model)
+    _write_values(model, network, network.source)
+    if model.ByteSize() > _LARGEST:
+        raise ModelError(f"the model has more than 2 GB, which one ONNX file can't hold: {model.ByteSize()} bytes")
+    try:
+        onnx.checker.check_model(model)
+        onnx.save(model, str(path))
+    except OSError as error:
+        raise FileError(f"can't write {path.name} ({one_line(error)})") from error
+    except Exception as error:  # onnx's own, which says what is wrong
+        raise ModelError(f"the edited file is not valid ONNX ({one_line(error)}): it was not kept") from error
+    path.chmod(0o644)  # to be shipped, not a secret
+    return _difference(target, network, path)
+
+
+def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
+    state = network.state_dict()
+    changed: dict[str, Array] = {}
+    for name, origin in network.origins.items():
+        if not origin.value:
+            if bool(state[name].any()):
+                _add_bias(model, name, state[name].detach().cpu().numpy(), source.readers[name])
+            continue
+        values = _as_stored(state[name], origin, source)
+        if not np.array_equal(values, source.values[origin.value]):
+            changed[name] = values
+    for name, values in changed.items():
+        stored = network.origins[name].value
+        others = [other for other, own in network.origins.items() if own.value == stored and other != name]
+        if all(other in changed and np.array_equal(changed[other], values) for other in others):
+            _replace(model, stored, values)
+        else:
+            _store_anew(model, f"{stored} of {name}", values, source.readers.get(name, []))
+
+
+def _as_stored(values: torch.Tensor, origin: Origin, source: Source) -> Array:
+    """A tensor of the module, in the shape and type that the file has it in."""
+    turned = (values.T if origin.turned else values).detach().cpu().contiguous()
+    known = source.values[origin.value]
+    return turned.numpy().reshape(known.shape).astype(known.dtype)
+
+
+def _replace(model: Any, name: str, values: Array) -> None:
+    helper: Any = importlib.import_module("onnx.numpy_helper")
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(helper.from_array(values, name))
+            return
+    for node in model.graph.node:
+        if name in node.output:  # a constant, or computed of stored tensors: it is stored from now on
+            if len([output for output in node.output if output]) == 1:
+                model.graph.node.remove(node)
+            else:
+                place = list(node.output).index(name)
+                node.output[place] = f"{name} before"
+            break
+    model.graph.initializer.append(helper.from_array(values, name))
+
+
+def _store_anew(model: Any, name: str, values: Array, readers: list[tuple[str, int]]) -> None:
+    helper: Any = importlib.import_module("onnx.numpy_helper")
+    model.graph.initializer.append(helper.from_array(values, name))
+    wanted = dict[str, list[int]]()
+    for output, place in readers:
+        wanted.setdefault(output, []).append(place)
+    for node in model.graph.node:
+        for place in wanted.get(node.output[0] if node.output else "", []):
+            node.input[place] = name
+
+
+def _add_bias(model: Any, name: str, values: Array, readers: list[tuple[str, int]]) -> None:
+    """A bias for operations that had none: their third input, or for a MatMul an Add behind it."""
+    onnx: Any = importlib.import_module("onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    outputs = {output for output, _ in readers}
+    for place, node in reversed(list(enumerate(model.graph.node))):
+        if not node.output or node.output[0] not in outputs:
+            continue
+        if node.op_type != "MatMul":
+            del node.input[2:]
+            node.input.append(name)
+            continue
+        made, node.output[0] = node.output[0], f"{node.output[0]} without {name}"
+        model.graph.node.insert(place + 1, onnx.helper.make_node("Add", [node.output[0], name], [made]))
+
+
+def _difference(target: Target, network: OnnxNetwork, path: Path) -> float:
+    """Run the file and the module on the same inputs; a file that computes something else is not kept."""
+    assert network.source is not None
+    examples = target.normalise(probe_inputs(target, "exported"))
+    examples = examples[: network.source.graph.batch or len(examples)]
+    with torch.no_grad():
+        expected = network(examples)
+    images = examples.permute(0, 2, 3, 1).contiguous() if network.channels_last else examples
+    found = run_onnx(path)(images)
+    largest = size = 0.0
+    for mine, theirs in zip(
+        [expected] if isinstance(expected, torch.Tensor) else expected.values(), found, strict=True
+    ):
+        largest = max(largest, float((mine.double() - theirs.double()).abs().max()))
+        size = max(size, float(mine.double().abs().max()))
+    if not largest <= _CLOSE * size:
+        raise ModelError(
+            f"the edited file computes something else than was meant: its outputs differ by {largest:.2g} where they"
+            f" are at most {size:.2g}; it was not kept"
+        )
+    return largest
