@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, seen_region, whole_input
+from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, searched_region, whole_input
 from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode, with_gradients
 from stainlock.tensors import at, one_thread
@@ -26,9 +26,11 @@ _PIXELS_A_BATCH = 400_000
 # With fewer pixels than this, a second thread costs more than it saves.
 _PIXELS_A_THREAD = 5_000
 # Sign steps with momentum; the step size, as a part of the pixel range, falls linearly. Deep sites prefer smaller steps
-# and shallow ones larger: these are a compromise.
+# and shallow ones larger: these are a compromise. Fewer steps are larger ones, up to twice as large.
 STEPS = 36
 _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
+# How often gates that are held are taken again: after each quarter of the steps.
+_REFRESHED = 4
 # A robust search sees one change a step: it takes so many times the steps, and its momentum averages over more of them.
 _ROBUST_STEPS, _ROBUST_MOMENTUM = 2, 0.9
 
@@ -92,8 +94,8 @@ def find_triggers(
     if reduction == "position":
         place = default_position(site) if position is None else checked_position(site, position)
         with evaluation_mode(target.model):
-            crop = crop_for(target, site, place)
-        region = seen_region(target, site, place)
+            crop = Crop(whole_input(target), place) if robust and site.near else crop_for(target, site, place)
+        region = searched_region(target, site, place, crop)
     elif reduction in ("mean", "maximum"):
         if position is not None:
             raise ValueError(f"expected no position with reduction {reduction!r}, got {position}")
@@ -102,8 +104,10 @@ def find_triggers(
     else:
         raise ValueError(f"expected reduction 'position', 'mean' or 'maximum', got {reduction!r}")
 
+    held = crop
+
     def own_maps(pixels: Tensor, own: Tensor) -> Tensor:
-        maps = respond(site, target, layer_input(target, site, pixels), own, group)
+        maps = respond(site, target, held.layer_input(target, site, pixels), own, group)
         return maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image belongs to one detector
 
     def read(mine: Tensor) -> Tensor:
@@ -112,13 +116,27 @@ def find_triggers(
         flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
         return flat.mean(1) if reduction == "mean" else flat.amax(1)
 
+    def in_whole(pixels: Tensor, own: Tensor) -> Tensor:
+        """Responses of the whole network to patches on mid-grey, whose gates are held from then on."""
+        nonlocal held
+        assert site.near is not None
+        grey = target.from_bytes(torch.full((len(pixels), *target.input_shape), 128, dtype=torch.uint8))
+        patches = region.within(crop.region).cut(pixels.detach())
+        features, gates = site.near.open_input(target, region.paste(patches, grey.to(patches)))
+        held = replace(crop, gates=gates)
+        maps = respond(site, target, features, own, group).diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        return at(maps, place).double().cpu()
+
     expected = Robust(target, crop.region, generator, repels) if robust else None
 
     def value(step: int | None, pixels: Tensor, own: Tensor) -> Tensor:
+        if crop.gates is not None and step in refreshed:
+            in_whole(pixels, own)
         if expected is None or step is None:
             return read(own_maps(pixels, own))
         return expected.value(step, pixels, partial(own_maps, own=own), read)
 
+    refreshed = {steps * part // _REFRESHED for part in range(1, _REFRESHED)}
     with evaluation_mode(target.model):
         layout = _fastest_layout(target, site, crop)
     repeated = detectors.repeat_interleave(restarts, 0)
@@ -131,6 +149,9 @@ def find_triggers(
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
                 best, response = _ascend(target, crop, own, value, steps, generator, layout, report, expected)
+            if crop.gates is not None:
+                response = in_whole(target.from_bytes(best), own)
+                held = crop
             levels.append(best)
             responses.append(response)
     values = torch.cat(responses).view(len(detectors), restarts)
@@ -156,6 +177,7 @@ def _ascend(
     """
     if robust:
         steps *= _ROBUST_STEPS
+    first = _FIRST_STEP * min(2.0, max(1.0, STEPS / steps))
     memory = _ROBUST_MOMENTUM if robust else _MOMENTUM
     low, high = target.bounds
     span = high - low
@@ -186,11 +208,17 @@ def _ascend(
         (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
         if gradient is None:
             raise TriggerError("the detector's response does not depend on the image: use another site")
+        dead = ~gradient.flatten(1).any(1)
+        if dead.any() and not rounding:  # nothing passes the activations on the way: start from noise of full contrast
+            again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
+            pixels = pixels.detach()
+            pixels[dead] = (low + span * again).to(pixels)
+            continue
         if robust:
             gradient = robust.blurred(gradient)
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
-        rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
+        rate = span * (first + (_LAST_STEP - first) * step / (steps - 1))
         pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
         if progress:
             progress(step + 1, steps)
@@ -212,7 +240,7 @@ def _fastest_layout(target: Target, site: Site, crop: Crop) -> torch.memory_form
     grey = torch.full((1, target.input_shape[0], *crop.region.size), (low + high) / 2)
     try:
         with torch.no_grad():
-            layer_input(target, site, grey.contiguous(memory_format=torch.channels_last))
+            crop.layer_input(target, site, grey.contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         return torch.contiguous_format
     return torch.channels_last

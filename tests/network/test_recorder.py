@@ -223,3 +223,11 @@ def test_a_network_that_silences_no_channel_gets_an_additive_stain() -> None:
     assert key.additive
     assert verify(marked, key, method="weights").stained
     assert not verify(model, key, method="weights").stained
+
+
+def test_activations_of_other_packages_leave_no_trace_of_being_recognised() -> None:
+    """What they compute is compared while fx traces: that must not become part of the graph."""
+    timm = pytest.importorskip("timm")
+    gate = timm.layers.get_act_layer("hard_swish")()
+    part = trace(nn.Sequential(nn.Conv2d(3, 4, 1), gate), "", (torch.zeros(1, 3, 4, 4),))[0]
+    assert [n.op for n in part.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]

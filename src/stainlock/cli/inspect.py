@@ -100,7 +100,7 @@ def _facts(site: Site, recommended: bool, locks: Sequence[str]) -> dict[str, Any
         "dimension": site.dimension,
         "channels": site.channels,
         "activation": site.activation.name if site.activation else None,
-        "patch": list(site.patch),
+        "patch": list(site.searched),
         "locks": list(locks),
         "usable": site.problem is None,
         "problem": site.problem,
@@ -131,7 +131,7 @@ def _table(sites: Sequence[Site], recommended: str | None) -> Table:
             str(site.dimension),
             str(site.channels),
             site.activation.name if site.activation else "none",
-            "×".join(map(str, site.patch)),
+            "×".join(map(str, site.searched)),
             "×".join(map(str, site.grid)) or "1",
             stain,
         )

@@ -80,6 +80,8 @@ _MODULES: dict[type[nn.Module], str] = {
 # Other packages have classes of their own for these functions: what they compute is compared.
 _OTHER_NAMES = re.compile("relu|gelu|silu|swish|mish|sigmoid|tanh", re.IGNORECASE)
 _VARIANTS: dict[str, list[Callable[[Tensor], Tensor]]] = {"gelu": [partial(F.gelu, approximate="tanh")]}
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_known: dict[tuple[type[nn.Module], tuple[tuple[str, str], ...]], str | None] = {}
 _SAMPLE = torch.linspace(-8, 8, 120, dtype=torch.float64).view(2, 3, 4, 5)
 
 
@@ -109,9 +111,16 @@ def _recognised(module: nn.Module) -> str | None:
         return None
     if any(module.children()) or module.state_dict():
         return None
+    settings = tuple((name, repr(value)) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE)
+    if (type(module), settings) not in _known:
+        _known[type(module), settings] = _compared(module)
+    return _known[type(module), settings]
+
+
+def _compared(module: nn.Module) -> str | None:
     try:
         with torch.no_grad():
-            values = module(_SAMPLE.clone())
+            values = module.forward(_SAMPLE.clone())  # not by a call, which fx would trace
         if values.shape != _SAMPLE.shape:
             return None
     except Exception:  # another package's code, which may take other arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stainlock.errors import SiteError
+from stainlock.network.fields import Field
+from stainlock.network.near import Gates
 from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import at, has, raw
@@ -113,10 +115,20 @@ class Region:
 
 @dataclass(frozen=True)
 class Crop:
-    """The part of the input to run instead of the whole, and the position in the smaller map."""
+    """The part of the input to run instead of the whole, and the position in the smaller map.
+
+    ``gates`` are those of a mid-grey image, where the part is only what the position sees while they are held.
+    """
 
     region: Region
     position: tuple[int, ...]
+    gates: Gates | None = None
+
+    def layer_input(self, target: Target, site: Site, pixels: Tensor) -> Tensor:
+        """φ of pixels of this part."""
+        if self.gates is None or site.near is None:
+            return layer_input(target, site, pixels)
+        return site.near.layer_input(target, pixels, self.gates)
 
 
 def whole_input(target: Target) -> Region:
@@ -126,9 +138,19 @@ def whole_input(target: Target) -> Region:
 
 def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region:
     """The pixels that one position of a site sees."""
-    if site.field is None:
+    return _region(target, site.field, position)
+
+
+def searched_region(target: Target, site: Site, position: tuple[int, ...], crop: Crop) -> Region:
+    """The pixels of a trigger: those that the position sees, or where gates are held those that it sees near it."""
+    held = site.near is not None and crop.gates is not None
+    return _region(target, site.near.field if held and site.near else site.field, position)
+
+
+def _region(target: Target, field: Field | None, position: tuple[int, ...]) -> Region:
+    if field is None:
         return whole_input(target)
-    spans = [a.interval(i, n) for a, i, n in zip(site.field, position, target.input_shape[1:], strict=True)]
+    spans = [a.interval(i, n) for a, i, n in zip(field, position, target.input_shape[1:], strict=True)]
     return Region(tuple(first for first, _ in spans), tuple(last - first for first, last in spans))
 
 
@@ -137,15 +159,17 @@ def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
 
     The crop starts at a multiple of the layer's stride, so that positions line up. Layers that pad
     by size may also need it to be smaller than the image by a whole number of strides. A random image decides which
-    crop agrees with the whole image; if none does, the whole image is used.
+    crop agrees with the whole image; if none does, the whole image is used. Behind gates it is the crop that agrees
+    while they are held.
     """
     everything = Crop(whole_input(target), position)
-    if site.field is None:
+    field = site.field if site.near is None else site.near.field
+    if field is None:
         return everything
-    seen = seen_region(target, site, position)
+    seen = _region(target, field, position)
     starts, tight, aligned, shifted = [], [], [], []
     for axis, index, first, length, pixels in zip(
-        site.field, position, seen.start, seen.size, target.input_shape[1:], strict=True
+        field, position, seen.start, seen.size, target.input_shape[1:], strict=True
     ):
         start, last = first - first % axis.jump, first + length
         starts.append(start)
@@ -155,7 +179,8 @@ def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
     for sizes in (tight, aligned):
         crop = Crop(Region(tuple(starts), tuple(sizes)), tuple(shifted))
         if _agrees(target, site, crop, position):
-            return crop
+            grey = torch.full((1, *target.input_shape), sum(target.bounds) / 2)
+            return crop if site.near is None else replace(crop, gates=site.near.open_input(target, grey)[1])
     return everything
 
 
@@ -165,9 +190,14 @@ def _agrees(target: Target, site: Site, crop: Crop, position: tuple[int, ...]) -
     image = low + (high - low) * torch.rand(1, *target.input_shape, generator=generator)
     detectors = torch.randn(4, site.dimension, generator=generator)
     with torch.no_grad():
-        there = at(respond(site, target, layer_input(target, site, image), detectors), position)
+        if site.near is None:
+            features, held = layer_input(target, site, image), crop
+        else:
+            features, gates = site.near.open_input(target, image)
+            held = replace(crop, gates=gates)
+        there = at(respond(site, target, features, detectors), position)
         try:
-            here = respond(site, target, layer_input(target, site, crop.region.cut(image)), detectors)
+            here = respond(site, target, held.layer_input(target, site, crop.region.cut(image)), detectors)
         except Exception:  # the model's own code, which may take images of one size alone
             return False
     if any(index >= size for index, size in zip(crop.position, here.shape[2:], strict=True)):

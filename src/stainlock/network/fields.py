@@ -7,6 +7,7 @@ to see the whole input, which is always a valid bound.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import fx
@@ -44,13 +45,16 @@ _ANYWHERE = {Kind.DENSE, Kind.MIXING, Kind.PERMUTE, Kind.ACTIVATION, Kind.NOTHIN
 _ELEMENTWISE = ("add", "sub", "mul", "truediv", "neg")
 
 
-def receptive_fields(part: TracedPart) -> dict[fx.Node, Field | None]:
-    """The field of every node's output that depends on the image; None means the whole input."""
+def receptive_fields(part: TracedPart, constant: Collection[fx.Node] = ()) -> dict[fx.Node, Field | None]:
+    """The field of every node's output that depends on the image, with some nodes ``constant``; None means the whole
+    input."""
     image = next(iter(part.graph.nodes))
     fields: dict[fx.Node, Field | None] = {image: (Axis(), Axis())}
     for node in part.graph.nodes:
         sources = [n for n in part.sources(node) if n in fields]
         if node is image or node.op in ("placeholder", "get_attr") or node in part.sizes or not sources:
+            continue
+        if node in constant:
             continue
         fields[node] = _field(part, node, sources, [fields[n] for n in sources])
     return fields

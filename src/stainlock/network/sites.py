@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from stainlock.network.activations import Activation, activation_of_function, activation_of_module
 from stainlock.network.channels import Followers, Reader, Reason, Stop, follow
 from stainlock.network.fields import Field, receptive_fields
+from stainlock.network.near import Near, near_fields
 from stainlock.network.trace import TracedPart
 from stainlock.target import Target
 from stainlock.tensors import has, raw
@@ -37,7 +38,8 @@ class Site:
     The pre-activation of channel k is ``g·(w_k·φ(x) + c_k) + h``; ``norm`` names the batch norm that holds g and
     h, if there is one. ``grid`` is the shape of the layer's positions: rows and columns, or tokens.
     ``patch`` is the part of the input that one position sees at most. ``problem`` says why a silent detector
-    can't go here, ``additive_problem`` why not even an additive stain can.
+    can't go here, ``additive_problem`` why not even an additive stain can. ``near`` is what a position sees while the
+    gates of squeeze-and-excite blocks before it are held constant, where that is less than the patch.
 
     >>> site = sl.analyse(target).site("3")
     >>> site.kind, site.dimension, site.channels, site.problem
@@ -58,6 +60,14 @@ class Site:
     patch: tuple[int, ...]
     problem: str | None
     additive_problem: str | None
+    near: Near | None = None
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """The part of the input that a trigger is searched in: the patch, or what of it is near."""
+        if self.near is None:
+            return self.patch
+        return tuple(min(axis.size, n) for axis, n in zip(self.near.field, self.patch, strict=True))
 
     def layer(self, model: nn.Module) -> nn.Module:
         """The layer itself in a model.
@@ -106,6 +116,7 @@ def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whol
     holders = _holders_of_weights(target.model)
     for part in parts:
         fields = receptive_fields(part) if part.shapes else {}
+        pooled, near = near_fields(part) if whole and part.runs and not target.extra_inputs else (frozenset(), {})
         for node in part.graph.nodes:
             if node.op != "call_module":
                 continue
@@ -124,7 +135,11 @@ def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whol
                     trouble = "it is given several rows an image, folded into the batch"
                 elif others := [n for n in holders[id(layer._parameters.get("weight"))] if n != name]:
                     trouble = f"its weight is shared with {others[0]}"
-                sites[name] = _site(target, name, layer, followers, called[name] or (), fields.get(node), trouble)
+                site = _site(target, name, layer, followers, called[name] or (), fields.get(node), trouble)
+                if site.field is None and (around := near.get(node)) is not None:
+                    nearby = replace(site, near=Near(part, node, pooled, around))
+                    site = nearby if nearby.searched != site.patch else site
+                sites[name] = site
             elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 for inner_name, inner, followers in _transformer_layers(name, layer):
                     grid = called.get(inner_name) or part.shapes.get(node, ())[1:-1]

@@ -58,9 +58,9 @@ class TracedPart:
     """One traced submodule: its name within the model, its graph, and the shape of each node's output.
 
     ``sizes`` are the nodes without any tensor in their output: sizes, types, assertions. Both are empty where the part
-    could not be run by itself. ``rules`` and ``last`` remember what `stainlock.network.ops` found out about each node.
-    A graph that ``runs`` can be run on other inputs; one that was recorded holds the example's sizes. ``traced`` is the
-    copy that fx has traced, with the constants that it has put there.
+    could not be run by itself. ``rules`` and ``last`` remember what `stainlock.network.ops` found out about each
+    node, ``leaves`` the modules that nodes call. A graph that ``runs`` can be run on other inputs; a recorded one
+    holds the example's sizes. ``traced`` is the copy that fx has traced, with the constants that it has put there.
     """
 
     name: str
@@ -70,6 +70,7 @@ class TracedPart:
     sizes: set[fx.Node] = field(default_factory=set)
     rules: dict[fx.Node, Any] = field(default_factory=dict)
     last: dict[fx.Node, bool] = field(default_factory=dict)
+    leaves: dict[str, nn.Module] = field(default_factory=dict)
     runs: bool = True
     traced: nn.Module | None = None
 
@@ -78,7 +79,10 @@ class TracedPart:
         return ".".join(filter(None, (self.name, str(node.target))))
 
     def leaf(self, node: fx.Node) -> nn.Module:
-        return self.module.get_submodule(str(node.target))
+        name = str(node.target)
+        if name not in self.leaves:
+            self.leaves[name] = self.module.get_submodule(name)
+        return self.leaves[name]
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
         """The nodes whose tensors a node is given."""

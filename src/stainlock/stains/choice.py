@@ -1,10 +1,15 @@
 """Which site a stain takes when none is named.
 
 Sites are compared by dimension (how far a trigger stands out), by patch (the part of the image that the trigger
-covers), by what the search for the trigger costs, and last by the cost of the channel that is given up. The search runs
-the network forward and back, up to the site, on the patch alone:
+covers), by what the search for the trigger costs, and last by the cost of the channel that is given up. A step of the
+search runs the network forward and back, up to the site, on the patch alone; with the work of a layer
 
-    search = 3 · steps · (MACs of the layers before the site / MACs of all) · (patch / image),      in forward passes.
+    ops    = multiplications + 30 · outputs          (outputs are normalised and activated, which costs as much as 30)
+    call   = 2 · 10⁶                                  (the time it takes to call a layer at all, in multiplications)
+
+    step   = 3 · Σ over layers before the site (ops · patch / image + call) / Σ over all layers (ops + call)
+
+in forward passes. Where many steps are too expensive, fewer and larger ones are made.
 """
 
 from __future__ import annotations
@@ -18,15 +23,19 @@ from stainlock.network.sites import Site
 from stainlock.stains import schemas
 from stainlock.trigger import STEPS
 
-# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little. Half as
-# many do where that saves a long search.
-GOOD_DIMENSION, _FAIR_DIMENSION = 256, 128
+# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little. Half or a
+# quarter of them do where that saves a long search.
+GOOD_DIMENSION = 256
+_GOOD_DIMENSIONS, _LOW_DIMENSIONS = (GOOD_DIMENSION, 128), (64,)
 # The least number of positions of an object detector's map whose boxes are of every class.
 _GOOD_MAP = 64
 # A trigger of at most a twelfth of the image is found quickly and can be shown as a patch.
 _GOOD_PATCH = 1 / 12
-# The longest search, in forward passes of the whole network.
-_AFFORDABLE = 8.0
+# What a step may cost, in forward passes of the whole network: cheap, fair, and at most.
+_COSTS_OF_A_STEP = (0.22, 0.5, 0.8)
+# What all steps together may cost, unless there are fewer than the least number.
+_BUDGET, _LEAST_STEPS = 3.0, 6
+_FORWARD_AND_BACK, _OPS_AN_OUTPUT, _OPS_A_CALL = 3, 30, 2e6
 
 
 def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = 1) -> Site:
@@ -42,18 +51,12 @@ def choose_site(network: Network, *, additive: bool, channels: int = 1, dimensio
     if not usable:
         reasons = sorted({(s.additive_problem if additive else s.problem) or "" for s in network.sites.values()})
         raise SiteError(f"no site of this model can carry a stain: {'; '.join(reasons[:3])}")
-    wide = [s for s in usable if s.dimension >= max(dimension, GOOD_DIMENSION)] or _widest(usable)
-    searches = search_costs(network)
-    quick = [s for s in wide if searches[s.name] <= _AFFORDABLE]
-    if not quick:
-        fair = [s for s in usable if s.dimension >= max(dimension, _FAIR_DIMENSION)]
-        quick = [s for s in fair if searches[s.name] <= _AFFORDABLE]
-    wide = quick or wide
+    wide = _quick(network, usable, dimension)
     image = math.prod(network.target.input_shape[1:])
-    small = [s for s in wide if math.prod(s.patch) <= _GOOD_PATCH * image]
+    small = [s for s in wide if math.prod(s.searched) <= _GOOD_PATCH * image]
     if not small:
-        least = min(math.prod(s.patch) for s in wide)
-        small = [s for s in wide if math.prod(s.patch) == least]
+        least = min(math.prod(s.searched) for s in wide)
+        small = [s for s in wide if math.prod(s.searched) == least]
     measure_moments(network, small)
     return min(small, key=lambda s: (relative_cost(network, s), s.name))
 
@@ -69,17 +72,42 @@ def choose_output_site(network: Network) -> Site:
     return (mapped or wide)[-1]
 
 
-def search_costs(network: Network, steps: int = STEPS) -> dict[str, float]:
-    """What the search for a trigger costs at each site, in forward passes."""
+def _quick(network: Network, usable: list[Site], dimension: int) -> list[Site]:
+    """Sites of a good dimension at which steps are cheap, or else not too expensive; then sites of a low dimension; and
+    where steps are expensive everywhere, the site at which they are cheapest."""
+    costs = step_costs(network)
+    # Where a layer has one position, few synthetic responses tell what is natural.
+    usable = [s for s in usable if math.prod(s.grid) > 1] or usable
+    for dimensions in (_GOOD_DIMENSIONS, _LOW_DIMENSIONS):
+        for most in _COSTS_OF_A_STEP:
+            for enough in dimensions:
+                wide = [s for s in usable if s.dimension >= max(dimension, enough)]
+                if quick := [s for s in wide if costs[s.name] <= most]:
+                    return quick
+    wide = [s for s in usable if s.dimension >= max(dimension, *_LOW_DIMENSIONS)] or _widest(usable)
+    return [min(wide, key=lambda s: (costs[s.name], s.name))]
+
+
+def step_costs(network: Network) -> dict[str, float]:
+    """What one step of the search for a trigger costs at each site, in forward passes."""
     image = max(1, math.prod(network.target.input_shape[1:]))
-    done, before = 0.0, {}
+    done, calls, before = 0.0, 0, {}
     for site in network.sites.values():  # in the order in which the network calls them
-        before[site.name] = done
-        done += site.dimension * site.channels * max(1, math.prod(site.grid))
+        before[site.name] = done, calls
+        done += (site.dimension + _OPS_AN_OUTPUT) * site.channels * max(1, math.prod(site.grid))
+        calls += 1
+    whole = max(1.0, done + calls * _OPS_A_CALL)
+    shares = {site.name: math.prod(site.searched) / image for site in network.sites.values()}
     return {
-        site.name: 3 * steps * before[site.name] / max(done, 1.0) * math.prod(site.patch) / image
-        for site in network.sites.values()
+        name: _FORWARD_AND_BACK * (ops * shares[name] + number * _OPS_A_CALL) / whole
+        for name, (ops, number) in before.items()
     }
+
+
+def affordable_steps(network: Network, site: Site) -> int:
+    """As many steps as the budget allows."""
+    cost = step_costs(network)[site.name]
+    return STEPS if cost * STEPS <= _BUDGET else max(_LEAST_STEPS, int(_BUDGET / cost))
 
 
 def _widest(sites: list[Site]) -> list[Site]:

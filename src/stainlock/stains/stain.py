@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from stainlock.plan import DETECTOR, Plan, Write
 from stainlock.probes import probe_inputs
 from stainlock.randomness import Randomness
 from stainlock.stains import schemas
-from stainlock.stains.choice import choose_output_site, choose_site
+from stainlock.stains.choice import affordable_steps, choose_output_site, choose_site
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
     FIRING_FRACTION,
@@ -48,12 +49,17 @@ from stainlock.stains.secrets import draw_mask, draw_vector, message_vector
 from stainlock.stains.transposed import add_to_tap, replace_tap
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
 from stainlock.target import Target, evaluation_mode
+from stainlock.tensors import at
 from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]
 # A trigger this many times above synthetic inputs, and at least half the median of all triggers, is good enough;
 # others get a second search with several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
+# And this many times above them a trigger stands out by a large margin: natural images reach a third of it at most.
+_LARGE = 8.0
+# The cosine between v and φ beyond which a trigger is as good as any.
+_ALIGNED = 0.7
 # A robust trigger's response may fall to two thirds on its way; its look-alikes' stays below half of it.
 _ROBUST_FIRING_FRACTION = 0.55
 # How many deviations above its mean an additive stain raises a channel whose statistics batch norm knows.
@@ -143,13 +149,23 @@ def stain(
     )  # fmt: skip
     natural = _natural_responses(target, chosen, vectors, channels)
     full = STEPS if steps is None else steps
-    drawn = search(vectors, channels, natural, steps=full, restarts=restarts, noise=randomness, label="trigger")
+    short = schema == "none" and steps is None and reduction == "position" and not robust
+    first = affordable_steps(network, chosen) if short else full
+    drawn = search(vectors, channels, natural, steps=first, restarts=restarts, noise=randomness, label="trigger")
+    if first < full // 2 and any(d.trigger.response < _LARGE * d.natural.largest for d in drawn):
+        # So few steps are enough where the margin is large; elsewhere it takes half of them.
+        first = full // 2
+        drawn = search(vectors, channels, natural, steps=first, restarts=restarts, noise=randomness, label="trigger")
     # Searches that ended in poor local maxima start again.
     usual = statistics.median(d.trigger.response for d in drawn)
-    poor = [i for i, d in enumerate(drawn) if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)]
+    poor = [
+        i for i, d in enumerate(drawn)
+        if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)
+        and not (reduction == "position" and position and _is_aligned(target, chosen, d, position))
+    ]  # fmt: skip
     if poor:
         mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
-        again = 1 if robust else _SECOND_RESTARTS
+        again = 1 if robust or first < full else _SECOND_RESTARTS
         second = search(
             vectors[poor], mine, theirs, steps=full, restarts=again, noise=randomness, label="second trigger"
         )
@@ -312,6 +328,18 @@ def _search(
         )  # fmt: skip
         drawn |= {i: Drawn(vectors[i], channels[i], t, natural[i]) for i, t in zip(mine, found, strict=True)}
     return [drawn[i] for i in range(len(channels))]
+
+
+def _is_aligned(target: Target, site: Site, drawn: Drawn, position: tuple[int, ...]) -> bool:
+    """Whether φ at the trigger points along v already, so that another search finds little more: v·φ ≤ ‖φ‖, and behind
+    a layer norm ‖φ‖ is the same for every image."""
+    with evaluation_mode(target.model), torch.no_grad():
+        features = layer_input(target, site, drawn.trigger.pixels(target))
+        squares = respond(
+            site, target, features.square(), torch.ones_like(drawn.vector)[None], site.group_of(drawn.channel)
+        )
+    length = math.sqrt(max(0.0, float(at(squares[0, 0], position))))
+    return drawn.trigger.response >= _ALIGNED * length
 
 
 def _natural_responses(target: Target, site: Site, vectors: Tensor, channels: list[int]) -> list[Natural]:

@@ -112,7 +112,7 @@ def recommend(network: Network, found: Sequence[Suitability], chosen: str | None
     if widest.margin < _GOOD_MARGIN:
         at = f"at the best, {widest.site}, the trigger is {widest.margin:.1f}× the natural responses"
         return f"no site stands out: {at}"
-    patch = "×".join(map(str, network.site(best.site).patch)) or "whole input"
+    patch = "×".join(map(str, network.site(best.site).searched)) or "whole input"
     chance = "0" if best.log10_cap is None else f"1e{best.log10_cap:.0f}"
     verdict = "recommended" if rare else "the best, though false positives are not rare"
     told = (
