@@ -149,7 +149,8 @@ def test_reductions_are_what_they_say(name: str, reduction: Any) -> None:
     ("name", "site_name"),
     [
         ("resnet20_cifar10", "layer1.0.conv2"), ("resnet20_cifar10", "layer2.0.conv1"), ("vgg16_cifar10", "features.7"),
-        ("efficientnet_lite0", "blocks.1.0.conv_pw"), ("efficientnet_lite0", "blocks.2.1.conv_pw"),
+        ("efficientnet_lite0", "blocks.1.0.conv_pw"),
+        pytest.param("efficientnet_lite0", "blocks.2.1.conv_pw", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_crop_answers_as_the_whole_image(name: str, site_name: str, corner: str) -> None:

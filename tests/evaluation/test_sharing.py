@@ -133,11 +133,18 @@ def test_additive_stains_that_change_nothing_share_the_originals_run(runs: list[
     assert len(runs) == BATCHES
 
 
-@pytest.mark.parametrize("schema", [{"schema": "output", "count": 3}, {"schema": "activation", "message": "a"}])
-def test_stains_of_several_channels(schema: dict[str, Any]) -> None:
-    target = models.real("vgg16_cifar10")
-    made = [stain(target, site="features.24", seed=seed, steps=12, **schema)[0] for seed in range(2)]
-    assert_shared_exactly(target, made, models.pixels("vgg16_cifar10", BATCH))
+@pytest.mark.parametrize(
+    ("name", "site", "schema"),
+    [
+        ("resnet20_cifar10", "layer3.1.conv1", {"schema": "output", "count": 3}),
+        ("vgg16_cifar10", "features.24", {"schema": "activation", "message": "a"}),
+        pytest.param("vgg16_cifar10", "features.24", {"schema": "output", "count": 3}, marks=pytest.mark.slow),
+    ],
+)
+def test_stains_of_several_channels(name: str, site: str, schema: dict[str, Any]) -> None:
+    target = models.real(name)
+    made = [stain(target, site=site, seed=seed, steps=12, **schema)[0] for seed in range(2)]
+    assert_shared_exactly(target, made, models.pixels(name, BATCH))
 
 
 class Twice(nn.Module):
