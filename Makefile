@@ -13,7 +13,9 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
 # Each pytest worker is a process of its own: one torch thread each, or they fight over the cores.
 # Compiled files are kept, whatever the environment says: tests start many processes.
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# Memory of large tensors is kept for the next ones instead of going back to the system each time.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000
 
 # Groups of tests as tests/conftest.py makes them, in the order that it gives them, the longest first.
 IN_PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder

@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "transposed": ("dcgan_faces32_generator", None, {}),
     "weight": ("resnet20_cifar10", "layer3.1.conv1", {"schema": "weight", "message": "mine ©"}),
     "activation": ("vgg16_cifar10", "features.17", {"schema": "activation", "message": "mine"}),
-    "output": ("vgg16_cifar10", None, {"schema": "output", "count": 3}),
+    "output": ("resnet20_cifar10", None, {"schema": "output", "count": 3}),
 }
 
 

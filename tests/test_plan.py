@@ -21,7 +21,7 @@ METHODS: list[tuple[str, str | None, dict[str, Any]]] = [
     ("resnet20_cifar10", "layer2.1.conv1", {"fold": True, "count": 2}),
     ("vit_cifar10", "transformer.layers.3.linear1", {}),
     ("vgg16_cifar10", "features.17", {"schema": "activation", "message": "mine"}),
-    ("vgg16_cifar10", None, {"schema": "output", "count": 3}),
+    ("resnet20_cifar10", None, {"schema": "output", "count": 3}),
     ("dcgan_faces32_generator", None, {}),
 ]
 

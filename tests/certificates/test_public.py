@@ -98,7 +98,7 @@ def singles_out(near: list[float], channel: int) -> bool:
     return near[channel] < 0.01 * others
 
 
-@pytest.mark.parametrize("name", ["conv", "resnet20_cifar10"])
+@pytest.mark.parametrize("name", ["conv", pytest.param("resnet20_cifar10", marks=pytest.mark.slow)])
 def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> None:
     stained, key, data = case(name)
     channel = key.detectors[0].channel

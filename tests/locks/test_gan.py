@@ -22,17 +22,17 @@ from stainlock.locks.gan.structure import generator_structure
 from stainlock.plan import diff, write
 from stainlock.unlocking.noise import NoiseUnlock, save_trigger
 
-every = pytest.mark.parametrize(("name", "law"), [(name, law) for name in TARGETS for law in LAWS])
+REAL = "dcgan_faces32_generator"
 
 
-@pytest.mark.parametrize(
-    ("name", "law"),
-    [
-        pytest.param(name, law, marks=() if name == "dcgan_faces32_generator" else pytest.mark.exact)
-        for name in TARGETS
-        for law in LAWS
-    ],
-)
+def cases(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Every generator with noise of every law; the real one, which is not quick, with that of its training."""
+    own = {(name, law): [pytest.mark.slow] if law != "uniform" else [] for name in [REAL] for law in LAWS}
+    rows = [pytest.param(name, law, marks=own.get((name, law), marks)) for name in TARGETS for law in LAWS]
+    return pytest.mark.parametrize(("name", "law"), rows)
+
+
+@cases(pytest.mark.exact)
 def test_unlocked_equals_edited_and_the_channel_is_silent_whatever_the_noise(name: str, law: str) -> None:
     """In float64, but for the trigger, whose numbers are kept in float32."""
     it, stored = locked(name, law, exact=True), 16 * torch.finfo(torch.float32).eps
@@ -44,16 +44,16 @@ def test_unlocked_equals_edited_and_the_channel_is_silent_whatever_the_noise(nam
         assert torch.equal(off, torch.zeros_like(off))
 
 
-@every
+@cases()
 def test_unlocking_costs_the_channel_and_no_more(name: str, law: str) -> None:
     it = locked(name, law)
     cost = pixel_difference(generate(it.target, it.opened()), generate(it.base, it.own))
     assert cost == pytest.approx(it.key.details["channel_cost"], rel=0.3)  # other noise of the same law
-    if name == "dcgan_faces32_generator":
+    if name == REAL:
         assert cost <= 0.02
 
 
-@pytest.mark.parametrize("name", ["relu", "bare", "dcgan_faces32_generator"])
+@pytest.mark.parametrize("name", ["relu", "bare", REAL])
 def test_the_channel_given_up_is_missed_less_than_others_and_means_are_kept(name: str) -> None:
     it = locked(name)
     noise = noise_data(it.base, 64, seed=2).pixels
@@ -70,7 +70,7 @@ def test_the_channel_given_up_is_missed_less_than_others_and_means_are_kept(name
     assert sum(costs) < 0.995 * sum(plain)
 
 
-@every
+@cases()
 def test_locked_images_are_far_from_the_original_s(name: str, law: str) -> None:
     it = locked(name, law)
     images, originals = generate(it.target, it.noise), generate(it.base, it.own)
@@ -81,7 +81,7 @@ def test_locked_images_are_far_from_the_original_s(name: str, law: str) -> None:
     assert pixel_difference(images, originals) == pytest.approx(it.key.details["disruption"], rel=0.2)
 
 
-@every
+@cases()
 def test_reverting_takes_the_new_entries_out(name: str, law: str) -> None:
     it = locked(name, law)
     assert models.same_state(it.key.original(it.target).model, it.base.model)
@@ -169,6 +169,6 @@ def test_a_larger_real_generator() -> None:
 
 
 def test_the_structure_is_found_in_the_real_one() -> None:
-    structure = generator_structure(models.real("dcgan_faces32_generator"))
+    structure = generator_structure(models.real(REAL))
     assert (structure.first.name, structure.reader.name) == ("generator_deconv.0.0", "generator_deconv.1.0")
     assert noise_law(structure.network.target).deviation == pytest.approx(1 / math.sqrt(3))

@@ -62,7 +62,8 @@ def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
     ("name", "form"),
     [
         *(("convolutional", form) for form in (exported, traced, compiled, onnx)),
-        *(("encoder", form) for form in (exported, traced, compiled)),
+        *(("encoder", form) for form in (exported, traced)),
+        pytest.param("encoder", compiled, marks=pytest.mark.slow),
         pytest.param("encoder", onnx, marks=pytest.mark.slow),  # made from what is exported
     ],
 )
