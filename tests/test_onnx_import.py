@@ -12,9 +12,11 @@ from onnx_graphs import classifier, node, numbers, onnx, save, whole
 from torch.nn import functional as F
 
 import stainlock as sl
+from stainlock.cli import main
 from stainlock.errors import FileError, ModelError
 from stainlock.exports.onnx_changes import onnx_changes
 from stainlock.exports.onnx_copy import write_onnx_copy
+from stainlock.exports.onnx_eight_bits import in_steps_of_the_file
 from stainlock.models.onnx_import.importing import onnx_target, run_file
 from stainlock.models.onnx_import.network import OnnxNetwork
 from stainlock.models.onnx_import.operations import OPERATIONS
@@ -113,6 +115,10 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], int]] = {
                         node("Unsqueeze", "q", "y", axes=[1])], {}, 11),
     "identities": ([node("Identity", "v", "same"), node("Conv", "c same", "d"), node("Identity", "d", "e"),
                     node("Dropout", "e", "y")], {"v": numbers(4, 8, 1, 1)}, 17),
+    "maps in 8 bits": ([node("QuantizeLinear", "c s z", "q"), node("DequantizeLinear", "q s z", "d"),
+                        node("Neg", "d", "e"), node("QuantizeLinear", "e s t", "r"),
+                        node("DequantizeLinear", "r s t", "y")],
+                       {"s": np.float32(0.0171), "z": np.uint8(120), "t": np.uint8(0)}, 17),
     "eight-bit weights": ([node("DequantizeLinear", "q s z", "v", axis=0), node("Conv", "c v", "y")],
                           {"q": np.arange(96, dtype=np.int8).reshape(12, 8, 1, 1),
                            "s": np.linspace(0.01, 0.02, 12, dtype=np.float32), "z": np.zeros(12, np.int8)}, 17),
@@ -234,15 +240,38 @@ def test_tensors_that_two_operations_read(tmp_path: Path) -> None:
     assert not np.array(onnx.numpy_helper.to_array(onnx.load(str(tmp_path / "s.onnx")).graph.initializer[2])).any()
 
 
-def test_eight_bit_weights_are_stored_in_floats_where_they_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounded", [False, True])
+def test_an_eight_bit_file_stays_one(tmp_path: Path, rounded: bool) -> None:
+    """The stain is in the file's own steps, with maps in 8 bits too; reverting it gives the file's weights again."""
     whole_weights = np.random.default_rng(0).integers(-127, 127, (32, 24, 3, 3), np.int8)
     nodes = [node("Conv", "x w1 b1", "c1"), node("Relu", "c1", "r1"), node("DequantizeLinear", "q s z", "v", axis=0),
-             node("Conv", "r1 v b2", "c2"), node("Relu", "c2", "r2"), node("GlobalAveragePool", "r2", "p"),
-             node("Flatten", "p", "f"), node("Gemm", "f m a", "y")]  # fmt: skip
+             node("DequantizeLinear", "qb sb -", "b2"), node("Conv", "r1 v b2", "c2"), node("Relu", "c2", "r2"),
+             node("GlobalAveragePool", "r2", "p"), node("Flatten", "p", "f"), node("Gemm", "f m a", "y")]  # fmt: skip
     stored = {"w1": numbers(24, 3, 3, 3), "b1": numbers(24), "q": whole_weights, "s": np.full(32, 0.002, np.float32),
-              "z": np.zeros(32, np.int8), "b2": numbers(32), "m": numbers(32, 10), "a": numbers(10)}  # fmt: skip
-    base = onnx_target(save(tmp_path / "m.onnx", nodes, stored))
-    stained, key = sl.stain(base, site=list(sl.analyse(base).sites)[1], seed=0)
-    write_onnx_copy(stained, tmp_path / "s.onnx")
-    assert sl.verify(onnx_target(tmp_path / "s.onnx"), key).stained
-    assert onnx_changes(tmp_path / "m.onnx", tmp_path / "s.onnx").operations_removed == {"DequantizeLinear": 1}
+              "z": np.zeros(32, np.int8), "qb": np.arange(32, dtype=np.int32) * 99, "sb": np.float32(0.0001),
+              "m": numbers(32, 10), "a": numbers(10)}  # fmt: skip
+    if rounded:  # the second ReLU is left out: there is nothing below the zero point
+        nodes[1:2] = [node("Relu", "c1", "o1"), node("QuantizeLinear", "o1 t u", "i1"),
+                      node("DequantizeLinear", "i1 t u", "r1")]  # fmt: skip
+        nodes[-4:-3] = [node("QuantizeLinear", "c2 t u", "i2"), node("DequantizeLinear", "i2 t u", "r2")]
+        stored |= {"t": np.float32(0.02), "u": np.uint8(0)}
+    path = save(tmp_path / "m.onnx", nodes, stored)
+    base = onnx_target(path)
+    site = list(sl.analyse(base).sites)[1]
+    made, key = sl.stain(base, site=site, seed=0)
+    assert not torch.equal(in_steps_of_the_file(made).model.state_dict()[f"{site}.weight"],
+                           made.model.state_dict()[f"{site}.weight"])  # fmt: skip
+    status = main(["stain", str(path), "--site", site, "--out", str(tmp_path / "s.onnx"), "--key", str(tmp_path / "k"),
+                   "--quiet"])  # fmt: skip
+    assert status == 0
+    again, key = onnx_target(tmp_path / "s.onnx"), sl.Key.load(tmp_path / "k")
+    assert sl.verify(again, key).stained
+    assert not sl.verify(base, key, method="weights").stained
+    assert model_digest(key.original(again).model) == model_digest(base.model)
+    found = onnx_changes(path, tmp_path / "s.onnx")
+    assert {change.parameter for change in found.changes} <= {"q", "qb", "m", "a"}
+    assert (found.added, found.operations_added, found.operations_removed) == ([], {}, {})
+    if rounded:
+        assert (
+            main(["lock", str(path), "--out", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "l"), "--quiet"]) == 2
+        )

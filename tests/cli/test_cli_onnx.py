@@ -72,8 +72,7 @@ def test_lock(run: Run, here: Path, batch: int | str, channels_last: bool) -> No
     assert after.producer_name == "another tool"
     key = sl.Key.load(here / "key")
     image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    plain, opened = key.unlock(image), (image - 0.5) / 0.25
-    opened, plain = plain, opened
+    opened, plain = key.unlock(image), (image - 0.5) / 0.25
     if channels_last:
         opened, plain = (t.permute(0, 2, 3, 1).contiguous() for t in (opened, plain))
     original = answers(path, opened)
@@ -91,6 +90,17 @@ def test_a_stain_under_a_lock(run: Run, here: Path) -> None:
     assert hidden.status == 1
     assert "--lock-key" in hidden.stderr
     assert run("verify", "out.onnx", "--key", "stain.key", "--lock-key", "key").status == 0
+    model = onnx.load("out.onnx")
+    names = {tensor.name: f"t{number}" for number, tensor in enumerate(model.graph.initializer)}
+    for tensor in model.graph.initializer:
+        tensor.name = names[tensor.name]
+    for operation in model.graph.node:
+        operation.input[:] = [names.get(name, name) for name in operation.input]
+    onnx.save(model, "renamed.onnx")
+    assert run("verify", "renamed.onnx", "--key", "stain.key").status == 1
+    assert run("verify", "renamed.onnx", "--key", "stain.key", "--lock-key", "key").status == 0
+    classifier(here / "other.onnx")
+    assert run("verify", "other.onnx", "--key", "stain.key", "--lock-key", "key").status == 1
 
 
 def test_mistakes(run: Run, here: Path) -> None:

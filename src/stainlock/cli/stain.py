@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,7 @@ def command(
         start = time.perf_counter()
         with report.progress("looking for the trigger") as progress:
             stained, key = stain(base, classes=_classes(classes), seed=seed, progress=progress, **settings)
+        stained, key = _as_stored(base, stained, key)
         seconds = time.perf_counter() - start
         proof = _proof(stained, key) if by_output else None
         outputs.model(out, stained)
@@ -167,6 +169,24 @@ def command(
         f"key:   {key_file} (secret: it proves the stain, and removes it)",
         *kit_lines(client, kit),
     )
+
+
+def _as_stored(base: Target, stained: Target, key: Key) -> tuple[Target, Key]:
+    """The stain as an ONNX file with 8-bit weights will have it, in the file's own steps, and the key of that."""
+    from stainlock.errors import TriggerError
+    from stainlock.exports.onnx_eight_bits import in_steps_of_the_file
+    from stainlock.plan import diff
+    from stainlock.storage.files import model_digest
+    from stainlock.verification import verify
+
+    found = in_steps_of_the_file(stained)
+    digest = model_digest(found.model)
+    if digest == key.protected_digest:
+        return stained, key
+    if not verify(found.model.state_dict(), key, method="weights").stained:
+        raise TriggerError("rounded to the file's own 8 bits the stain would not be found: use another --site, or stain"
+                           " the model in floats and quantise it afterwards")  # fmt: skip
+    return found, replace(key, protected_digest=digest, revert=diff(found, base))
 
 
 def _check_count(target: Target, count: int) -> None:

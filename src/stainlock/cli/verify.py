@@ -137,7 +137,7 @@ def command(
             to_run = images is not None or (base is not None and is_onnx(suspect))
             found = _load_suspect(suspect, weights, seed, method, theirs, to_run=to_run)
             if lock_file is not None:
-                found = found.without_lock(Key.load(lock_file))
+                found = found.without_lock(Key.load(lock_file), [each.site for each in keys])
             if is_onnx(suspect) and isinstance(found.loaded, Target) and not code.pixels:
                 found.loaded = _taking_pixels_as(key, found.loaded)
             loaded = found.loaded
@@ -247,18 +247,21 @@ class _Found:
 
         return self.built is not None or isinstance(self.loaded, Target)
 
-    def without_lock(self, key: Key) -> _Found:
+    def without_lock(self, key: Key, sites: Sequence[str]) -> _Found:
         """The weights as they were before this keyed lock, whether or not the suspect still has the gates.
 
-        What can only be asked is given the lock's patch in every image.
+        Where names were lost, whatever could be one of the stained ``sites`` is put in that one's order. What can only
+        be asked is given the lock's patch in every image.
         """
         from stainlock.target import Target
+        from stainlock.verification.lost_names import opened_without_names
 
         if isinstance(self.loaded, Target):
             return _Found(key.opened(self.loaded))
         if isinstance(self.loaded, Mapping):
             left = [one for one in self.bundle.insertions if one not in key.revert.removals] if self.bundle else []
-            return _Found(key.opened_weights(self.loaded), hint=_lock_hint(left))
+            opened = key.opened_weights(self.loaded) | opened_without_names(key, self.loaded, sites)
+            return _Found(opened, hint=_lock_hint(left))
         return dataclasses.replace(self, lock_key=key)
 
     def annotated(self, verdict: Verdict, method: str) -> Verdict:

@@ -1,7 +1,8 @@
 """An ONNX file with other values in its stored tensors, and otherwise as it was: names, operations, metadata.
 
 A tensor that several operations read, and of which a plan changed one reader's copy, is stored anew for that reader. A
-value that the file computes of stored ones (an 8-bit weight in floats, say) is stored as computed, for its readers.
+value that the file computes of stored ones is stored as computed, for its readers; but 8-bit weights stay in 8 bits
+(`onnx_eight_bits`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import numpy as np
 import torch
 
 from stainlock.errors import FileError, ModelError
+from stainlock.exports.onnx_eight_bits import Steps, steps_of
 from stainlock.exports.onnx_file import run_onnx
 from stainlock.exports.onnx_locked import write_onnx_locked
+from stainlock.models.onnx_import.importing import closeness
 from stainlock.models.onnx_import.network import OnnxNetwork, Origin, Source
 from stainlock.probes import probe_inputs
 from stainlock.storage.weights import one_line
 from stainlock.target import Target
 
 Array = np.ndarray[Any, Any]
-_CLOSE = 1e-3  # of the largest output
 _LARGEST = 2**31 - 1  # bytes of a protobuf message
 
 
@@ -32,6 +34,7 @@ def write_onnx_copy(target: Target, path: Path) -> float:
     if not isinstance(network, OnnxNetwork) or network.source is None:
         raise ModelError("expected a model that came from an ONNX file: use `export` to write others as ONNX")
     if target.insertions:
+        check_lockable(target)
         return write_onnx_locked(target, network.source.graph, path, last=network.channels_last)
     onnx: Any = importlib.import_module("onnx")
     model = onnx.ModelProto()
@@ -50,6 +53,14 @@ def write_onnx_copy(target: Target, path: Path) -> float:
     return _difference(target, network, path)
 
 
+def check_lockable(target: Target) -> None:
+    """Refuse, before the work, to put gates between maps in 8 bits: the new file would have them in floats again."""
+    network = target.model
+    if isinstance(network, OnnxNetwork) and network.source is not None and network.source.rounds:
+        raise ModelError(f"{network.source.graph.path} has its maps in 8 bits, and gates need floats: lock the model in"
+                         " floats, and quantise what is behind the last gate (docs/threat_model.md)")  # fmt: skip
+
+
 def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
     state = network.state_dict()
     changed: dict[str, Array] = {}
@@ -65,7 +76,7 @@ def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
         stored = network.origins[name].value
         others = [other for other, own in network.origins.items() if own.value == stored and other != name]
         if all(other in changed and np.array_equal(changed[other], values) for other in others):
-            _replace(model, stored, values)
+            _replace(model, stored, values, steps_of(source, stored))
         else:
             _store_anew(model, f"{stored} of {name}", values, source.readers.get(name, []))
 
@@ -77,8 +88,10 @@ def _as_stored(values: torch.Tensor, origin: Origin, source: Source) -> Array:
     return turned.numpy().reshape(known.shape).astype(known.dtype)
 
 
-def _replace(model: Any, name: str, values: Array) -> None:
+def _replace(model: Any, name: str, values: Array, steps: Steps | None) -> None:
     helper: Any = importlib.import_module("onnx.numpy_helper")
+    if steps is not None and np.array_equal(steps.values(steps.rounded(values)), values):
+        name, values = steps.name, steps.rounded(values)
     for tensor in model.graph.initializer:
         if tensor.name == name:
             tensor.CopyFrom(helper.from_array(values, name))
@@ -136,7 +149,7 @@ def _difference(target: Target, network: OnnxNetwork, path: Path) -> float:
     ):
         largest = max(largest, float((mine.double() - theirs.double()).abs().max()))
         size = max(size, float(mine.double().abs().max()))
-    if not largest <= _CLOSE * size:
+    if not largest <= closeness(network) * size:
         raise ModelError(
             f"the edited file computes something else than was meant: its outputs differ by {largest:.2g} where they"
             f" are at most {size:.2g}; it was not kept"

@@ -516,6 +516,11 @@ TABLE: Sequence[Rule] = (
         Kind.SLICE, names=_names("getitem"), fits=_keeps_corner,
         span=_same, window=_stride, keeps_sign=True, moments=_first,
     ),
+    # Rounded to 8 bits, channels stay where they are, and each value within half a step of what it was.
+    Rule(
+        Kind.NOTHING, names=_names("fake_quantize_per_tensor_affine"),
+        span=_same, window=_point, keeps_sign=True, moments=_first,
+    ),
     # Group norm and layer norm divide a channel by the spread of others: none is followed through them.
     Rule(Kind.MIXING, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), window=_norm_window),
     Rule(Kind.PERMUTE, names=_names("permute", "Permute"), fits=_is_known_move, window=_point),

@@ -32,6 +32,7 @@ class Builder:
         self.network = OnnxNetwork(graph.input, graph.outputs, last=last)
         generator = torch.Generator().manual_seed(0)
         self.values: dict[str, Any] = {graph.input: torch.rand(EXAMPLE, *graph.shape, generator=generator)}
+        self.rounded: dict[str, tuple[str, float, int, int, int]] = {}  # maps in 8 bits: of what, and how
         self.done: set[str] = set()  # operations that belong to one built already, by their first output
         self._layers: dict[Any, str] = {}
         self._shared: dict[Origin, nn.Parameter] = {}

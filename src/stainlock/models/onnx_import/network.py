@@ -69,6 +69,7 @@ class Source:
     graph: Graph
     values: dict[str, Array]
     readers: dict[str, list[tuple[str, int]]]
+    rounds: bool = False  # maps to 8 bits on the way
 
     def __deepcopy__(self, memo: Any) -> Source:
         return self

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stainlock.errors import ModelError
-from stainlock.models.onnx_import import layers, shapes
+from stainlock.models.onnx_import import eight_bits, layers, shapes
 from stainlock.models.onnx_import.building import Builder
 from stainlock.models.onnx_import.graph import attributes, told
 from stainlock.models.onnx_import.network import Value
@@ -193,6 +193,8 @@ OPERATIONS: dict[str, Row] = {
     # Reductions
     "ReduceMean": _reduce(_mean), "ReduceSum": _reduce(torch.sum), "ReduceMax": _reduce(torch.amax),
     "ReduceMin": _reduce(torch.amin), "ReduceL2": _reduce(_root_of_squares), "ReduceSumSquare": _reduce(_squares),
+    # 8 bits
+    "QuantizeLinear": eight_bits.quantise, "DequantizeLinear": eight_bits.dequantise,
     # Shapes
     "Reshape": shapes.reshape, "Flatten": shapes.flatten, "Transpose": shapes.transpose, "Squeeze": shapes.squeeze,
     "Unsqueeze": shapes.unsqueeze, "Concat": shapes.concat, "Split": shapes.split, "Slice": shapes.slice_,
