@@ -78,7 +78,7 @@ def find_triggers(
     steps: int = STEPS,
     restarts: int = 1,
     robust: bool = False,
-    repels: int = 0,
+    repels: bool = False,
     progress: Progress | None = None,
 ) -> list[Trigger]:
     """The best trigger found for each detector ``(D, d)``.
@@ -148,7 +148,7 @@ def find_triggers(
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
-                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, expected)
+                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, robust)
             if crop.gates is not None:
                 response = in_whole(target.from_bytes(best), own)
                 held = crop
@@ -169,7 +169,7 @@ def _ascend(
     generator: torch.Generator,
     layout: torch.memory_format,
     progress: Progress | None,
-    robust: Robust | None,
+    robust: bool,
 ) -> tuple[Tensor, Tensor]:
     """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
 
@@ -209,13 +209,13 @@ def _ascend(
         if gradient is None:
             raise TriggerError("the detector's response does not depend on the image: use another site")
         dead = ~gradient.flatten(1).any(1)
-        if dead.any() and not rounding:  # nothing passes the activations on the way: start from noise of full contrast
+        # Nothing passes the activations on the way: start from noise of full contrast. In a robust search look-alikes
+        # that are quiet enough have no gradient either.
+        if dead.any() and not rounding and not robust:
             again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
             pixels = pixels.detach()
             pixels[dead] = (low + span * again).to(pixels)
             continue
-        if robust:
-            gradient = robust.blurred(gradient)
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
         rate = span * (first + (_LAST_STEP - first) * step / (steps - 1))

@@ -50,7 +50,7 @@ def test_look_alikes_are_as_many_as_is_said() -> None:
 def test_changes_are_made_to_the_whole_picture_around_what_is_optimised() -> None:
     target, pixels = pictures(3, 32, 32)
     part = Region((8, 4), (16, 20))
-    robust = Robust(target, part, torch.Generator().manual_seed(0), repels=4)
+    robust = Robust(target, part, torch.Generator().manual_seed(0), repels=True)
     cut = part.cut(pixels).requires_grad_(True)
     seen = []
     for step in range(8):
@@ -61,7 +61,7 @@ def test_changes_are_made_to_the_whole_picture_around_what_is_optimised() -> Non
         assert torch.autograd.grad(value.sum(), cut, allow_unused=True)[0] is not None
     assert set(seen) == {(2, 3, 16, 20)}
     with pytest.raises(ValueError, match="expected a model of pictures"):
-        Robust(Target(torch.nn.Flatten(), (8,), mean=(0,), std=(1,)), part, torch.Generator())
+        Robust(Target(torch.nn.Flatten(), (8,), mean=(0,), std=(1,)), part, torch.Generator(), repels=False)
 
 
 def test_robust_triggers_survive_what_plain_ones_do_not() -> None:

@@ -47,11 +47,6 @@ def usual_count(target: Target, *, robust: bool = False) -> int:
     return 3 * needed if robust and classes_of(target) <= _FEW_CLASSES else 2 * needed
 
 
-def steps_of_repelling(target: Target) -> int:
-    """Every so manieth step of a robust search goes down a look-alike: more often where a class is easily given."""
-    return 3 if classes_of(target) <= _FEW_CLASSES else 4
-
-
 def classes_of(target: Target) -> int:
     """How many classes the model tells apart."""
     if target.normalises:

@@ -44,7 +44,7 @@ from stainlock.stains.detector import (
 )
 from stainlock.stains.message import places_needed
 from stainlock.stains.perceptron import add_to_neuron, replace_neuron
-from stainlock.stains.proof import steps_of_repelling, usual_count
+from stainlock.stains.proof import usual_count
 from stainlock.stains.secrets import draw_mask, draw_vector, message_vector
 from stainlock.stains.transposed import add_to_tap, replace_tap
 from stainlock.storage.files import begin_digests, combined_digest, edited_digest
@@ -145,7 +145,7 @@ def stain(
         vectors = torch.stack([draw_vector(randomness.seed, i, chosen.dimension, row) for i, row in enumerate(rows)])
     search = partial(
         _search, target, chosen, reduction=reduction, position=position, progress=progress,
-        robust=robust, repels=steps_of_repelling(target) if robust and schema == "output" else 0,
+        robust=robust, repels=schema == "output",
     )  # fmt: skip
     natural = _natural_responses(target, chosen, vectors, channels)
     full = STEPS if steps is None else steps
@@ -315,7 +315,7 @@ def _search(
     label: str,
     progress: Progress | None,
     robust: bool,
-    repels: int,
+    repels: bool,
 ) -> list[Drawn]:
     """Triggers of all detectors, in the order of the channels; each group of a grouped layer is searched at once."""
     drawn: dict[int, Drawn] = {}

@@ -3,16 +3,13 @@
     maximise  E r(v·φ(c(x)))  over changes c: JPEG at 50 to 95, another size and back, a shift of a few pixels
     subject to  r(v·φ(l(x))) ≤ 0.4 r(v·φ(x))  for look-alikes l
 
-One change is drawn for each step; the search's momentum averages them. Gradients are blurred (Dong et al., 2019,
-translation-invariant attacks): coarse triggers stand resizing, and drawn changes alone don't make them coarse in so few
-steps. A trigger that survives a blur or less contrast tends to excite its detector mirrored or pale too, and would then
-count for nothing in a black-box verification. So every third or fourth step goes down the response of a look-alike, for
-the images whose look-alike responds too much.
+One change is drawn for each step; the search's momentum averages them. A trigger that survives a blur or less contrast
+tends to excite its detector mirrored or pale too, and would then count for nothing in a black-box verification. So
+every fourth step goes down the response of a look-alike, for the images whose look-alike responds too much.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,8 +28,8 @@ _SCALES = (0.85, 1.25)
 _FARTHEST = 4  # pixels that a picture is shifted by
 # How often each change is drawn, independently.
 _COMPRESSED, _RESIZED, _SHIFTED = 0.75, 0.5, 0.5
-_CYCLE, _UNCHANGED = 4, 1  # of each so many steps one goes up the response to the picture as it is
-_BLUR = 1.0  # of gradients: the standard deviation, in pixels
+# Of each so many steps one goes down a look-alike's response, and one up that of the picture as it is.
+_CYCLE, _STEP_BACK, _UNCHANGED = 4, 3, 1
 _MIRRORED, _PALER = 0, 1  # among the look-alikes
 _TOO_ALIKE = 0.4  # of the trigger's response
 
@@ -44,7 +41,7 @@ class Robust:
     target: Target
     region: Region  # the part of the picture that is optimised; mid-grey around it
     generator: torch.Generator
-    repels: int = 0  # every so manieth step goes down look-alikes, which only a black-box verification asks
+    repels: bool  # look-alikes, which only a black-box verification asks
 
     def __post_init__(self) -> None:
         if not shows_pictures(self.target):
@@ -54,26 +51,15 @@ class Robust:
         self, step: int, pixels: Tensor, maps: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """What to ascend in this step, for each image."""
-        cycle = self.repels or _CYCLE
-        if self.repels and step % cycle == cycle - 1:
+        if self.repels and step % _CYCLE == _STEP_BACK:
             with torch.no_grad():
                 enough = _TOO_ALIKE * read(maps(pixels))
             return -(maps(self._look_alike(pixels)).flatten(1).amax(1) - enough).clamp(min=0)
-        if step % cycle == _UNCHANGED:
+        if step % _CYCLE == _UNCHANGED:
             return read(maps(pixels))
         changed, moved = self._changed(pixels)
         found = maps(changed)
         return found.flatten(1).amax(1) if moved else read(found)
-
-    def blurred(self, gradient: Tensor) -> Tensor:
-        """A gradient (N, C, H, W) without its finest detail: each row, then each column."""
-        reach = math.ceil(2 * _BLUR)
-        weights = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * _BLUR**2))
-        kernel = (weights / weights.sum()).to(gradient).expand(gradient.shape[1], 1, 1, -1)
-        for _ in range(2):
-            padded = F.pad(gradient, (reach, reach, 0, 0), mode="replicate")
-            gradient = F.conv2d(padded, kernel, groups=gradient.shape[1]).transpose(2, 3)
-        return gradient
 
     def _changed(self, pixels: Tensor) -> tuple[Tensor, bool]:
         """The pictures after a change, and whether it moved them: then any position will do."""
