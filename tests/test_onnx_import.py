@@ -209,7 +209,9 @@ def test_the_edited_file_differs_in_the_stain_alone(tmp_path: Path) -> None:
     path = classifier(tmp_path / "m.onnx")
     base = onnx_target(path)
     stained, key = sl.stain(base, site=[s.name for s in sl.analyse(base).sites.values()][1], seed=0)
-    write_onnx_copy(stained, tmp_path / "s.onnx")
+    assert sl.export(stained, tmp_path / "s.onnx").max_difference < 1e-4
+    with pytest.raises(ModelError, match="a bundle can't hold"):
+        sl.save_bundle(stained, tmp_path / "bundle")
     found = onnx_changes(path, tmp_path / "s.onnx")
     assert {change.parameter for change in found.changes} <= {"w2", "fc.weight", "fc.bias"}
     assert len(found.added) == 1

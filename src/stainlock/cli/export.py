@@ -35,13 +35,13 @@ def command(
     ONNX files and programs hold a lock's gates; weights alone do not. Nothing in the file tells of your machine. A file
     that computes something else is not kept.
     """
-    from stainlock.exports.export import format_of, write_export
+    from stainlock.exports.export import format_of, write_as
     from stainlock.gating.structure import Structure
 
     kind = format_of(out, format)
     with Outputs([out]) as outputs:
         target = load_model(model, weights, seed, code)
-        found = write_export(target, outputs.place(out), kind)
+        found = write_as(target, outputs.place(out), kind)
         outputs.commit()
     facts = {"out": str(out), "format": kind, "max_difference": found.max_difference, "any_batch": found.any_batch}
     close = f"its outputs differ from the model's by at most {found.max_difference:.2g}"

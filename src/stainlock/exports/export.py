@@ -17,6 +17,7 @@ from stainlock.errors import ModelError
 from stainlock.exports.onnx_file import check_packages, onnx_program, run_onnx, write_onnx
 from stainlock.exports.program import exported_program, run_program, write_program
 from stainlock.models.bundle import separate_tensors
+from stainlock.models.onnx_import.network import OnnxNetwork
 from stainlock.probes import probe_inputs
 from stainlock.storage.staging import Staging
 from stainlock.storage.weights import load_state, one_line
@@ -57,7 +58,8 @@ def export(target: Target, path: str | Path, *, format: str | None = None, examp
 
     The last two hold whatever a lock has put into the model, in one file that needs neither its code nor stainlock. Of
     a keyed lock the weights alone are without the gates. ``examples`` are inputs as the model takes them, on which
-    both are run; synthetic ones by default. A file that computes something else is not kept.
+    both are run; synthetic ones by default. A file that computes something else is not kept. A target that came from an
+    ONNX file goes out as that file with other weights in it; a locked one with its inputs and outputs.
 
     >>> sl.export(stained, "stained.safetensors").max_difference
     0.0
@@ -66,13 +68,23 @@ def export(target: Target, path: str | Path, *, format: str | None = None, examp
     path = Path(path)
     kind = format_of(path, format)
     with Staging([path]) as staging:
-        found = write_export(target, staging.place(path), kind, examples)
+        found = write_as(target, staging.place(path), kind, examples)
         staging.commit()
     return found
 
 
+def write_as(target: Target, path: Path, kind: str, examples: Tensor | None = None) -> Exported:
+    """The same, to a path that is being staged already. A model that came as an ONNX file goes out as that file with
+    its own weights in it."""
+    if kind == "onnx" and isinstance(target.model, OnnxNetwork) and target.model.source is not None:
+        from stainlock.exports.onnx_copy import write_onnx_copy
+
+        return Exported(kind, write_onnx_copy(target, path), target.model.source.graph.batch is None)
+    return write_export(target, path, kind, examples)
+
+
 def write_export(target: Target, path: Path, kind: str, examples: Tensor | None = None) -> Exported:
-    """The same, to a path that is being staged already."""
+    """The same by PyTorch's exporters alone."""
     if examples is None:
         examples = target.normalise(probe_inputs(target, "exported"))
     if kind == "safetensors":
