@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import pytest
 import torch
@@ -20,7 +23,10 @@ from stainlock.exports.onnx_eight_bits import in_steps_of_the_file
 from stainlock.models.onnx_import.importing import onnx_target, run_file
 from stainlock.models.onnx_import.network import OnnxNetwork
 from stainlock.models.onnx_import.operations import OPERATIONS
+from stainlock.storage.deployed import read_deployed
 from stainlock.storage.files import model_digest
+from stainlock.storage.onnx_files import open_session
+from stainlock.verification import verify
 
 W = {"w": numbers(8, 3, 3, 3), "b": numbers(8, seed=1)}
 CONV = node("Conv", "x w b", "c")  # to (n, 8, 10, 10)
@@ -277,3 +283,34 @@ def test_an_eight_bit_file_stays_one(tmp_path: Path, rounded: bool) -> None:
         assert (
             main(["lock", str(path), "--out", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "l"), "--quiet"]) == 2
         )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet20_cifar10",
+        pytest.param("vit_cifar10_torchvision", marks=pytest.mark.slow),
+        pytest.param("resnet50", marks=pytest.mark.slow),
+    ],
+)
+def test_real_weights(tmp_path: Path, name: str) -> None:
+    """The file of a real model is stained, is right as often as before, and proves whose it is."""
+    target = models.real(name)
+    path, example = tmp_path / "m.onnx", torch.rand(2, *target.input_shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this exporter is the older one
+        torch.onnx.export(target.model, (example,), str(path), dynamo=False, input_names=["x"], output_names=["y"],
+                          dynamic_axes={"x": {0: "n"}, "y": {0: "n"}})  # fmt: skip
+    base = dataclasses.replace(onnx_target(path), mean=target.mean, std=target.std, bounds=target.bounds)
+    stained, key = sl.stain(base, seed=0)
+    sl.export(stained, tmp_path / "s.onnx")
+    images = target.normalise(models.pixels(name, 16))
+    found = []
+    for file in (path, tmp_path / "s.onnx"):
+        session = open_session(str(file))
+        found.append(session.run(None, {"x": images.numpy()})[0])
+        assert verify(read_deployed(file), key).stained == (file != path)
+    with torch.no_grad():
+        own = target.model(images).numpy()
+    assert np.abs(found[0] - own).max() < 1e-3 * np.abs(own).max()
+    assert (found[0].argmax(1) == found[1].argmax(1)).mean() >= 0.9

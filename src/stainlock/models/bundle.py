@@ -63,8 +63,8 @@ def write_bundle(target: Target, folder: Path) -> str:
         )
     if is_onnx(target.reference):
         raise ModelError(
-            f"{Path(target.reference).name} is an ONNX file, which a bundle can't hold: `stain`, `lock` and `apply` write"
-            " it as FILE.onnx, in Python sl.export(target, 'FILE.onnx')"
+            f"{Path(target.reference).name} is an ONNX file, which a bundle can't hold: `stain`, `lock` and `apply`"
+            " write it as FILE.onnx, in Python sl.export(target, 'FILE.onnx')"
         )
     manifest: dict[str, Any] = {
         "format": "stainlock-bundle",
