@@ -14,7 +14,9 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 # Each pytest worker is a process of its own: one torch thread each, or they fight over the cores.
 # Compiled files are kept, whatever the environment says: tests start many processes.
 # Memory of large tensors is kept for the next ones instead of going back to the system each time.
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+# Files that tests write are in memory where there is room: the library waits for the disk after each of its own.
+ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "PYTEST_DEBUG_TEMPROOT=/dev/shm" }')
+ONE_THREAD := $(ROOM) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
 	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000
 
 # Groups of tests as tests/conftest.py makes them, in the order that it gives them, the longest first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,21 @@ from stainlock.models.class_names import class_names
 from stainlock.target import evaluation_mode
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("owner")
+    stained()[1].save(folder / "owner.key")
+    done = verbs.typed(folder, "probe", "--key", "owner.key", "--out", "probe", "--json")
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
 @pytest.fixture
-def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def probed(made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A copy of the key and the pictures, in the current folder, and what was printed of them."""
+    folder, facts = made
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    stained()[1].save("owner.key")
-    status, facts = verbs.run(capsys, "probe", "--key", "owner.key", "--out", "probe")
-    assert status == 0
     return facts
 
 
