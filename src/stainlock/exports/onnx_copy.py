@@ -8,6 +8,7 @@ value that the file computes of stored ones is stored as computed, for its reade
 from __future__ import annotations
 
 import importlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
     for name, origin in network.origins.items():
         if not origin.value:
             if bool(state[name].any()):
-                _add_bias(model, name, state[name].detach().cpu().numpy(), source.readers[name])
+                weight = network.origins[f"{name.removesuffix('.bias')}.weight"].value
+                _add_bias(model, weight, state[name].detach().cpu().numpy(), source.readers[name])
             continue
         values = _as_stored(state[name], origin, source)
         if not np.array_equal(values, source.values[origin.value]):
@@ -78,7 +80,7 @@ def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
         if all(other in changed and np.array_equal(changed[other], values) for other in others):
             _replace(model, stored, values, steps_of(source, stored))
         else:
-            _store_anew(model, f"{stored} of {name}", values, source.readers.get(name, []))
+            _store_anew(model, _unused(model, stored), values, source.readers.get(name, []))
 
 
 def _as_stored(values: torch.Tensor, origin: Origin, source: Source) -> Array:
@@ -118,9 +120,19 @@ def _store_anew(model: Any, name: str, values: Array, readers: list[tuple[str, i
             node.input[place] = name
 
 
-def _add_bias(model: Any, name: str, values: Array, readers: list[tuple[str, int]]) -> None:
+def _unused(model: Any, name: str, first: str = "") -> str:
+    """A name like those that exporters give, which says nothing of why the tensor is there."""
+    taken = {"", *(tensor.name for tensor in model.graph.initializer)}
+    taken |= {value for node in model.graph.node for value in (*node.input, *node.output)}
+    candidates = (f"{name}_{number}" for number in itertools.count(1))
+    return next(other for other in itertools.chain([first], candidates) if other not in taken)
+
+
+def _add_bias(model: Any, stored: str, values: Array, readers: list[tuple[str, int]]) -> None:
     """A bias for operations that had none: their third input, or for a MatMul an Add behind it."""
     onnx: Any = importlib.import_module("onnx")
+    stem = stored.removesuffix(".weight")
+    name = _unused(model, stored, "" if stem == stored else f"{stem}.bias")
     model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     outputs = {output for output, _ in readers}
     for place, node in reversed(list(enumerate(model.graph.node))):
@@ -130,7 +142,7 @@ def _add_bias(model: Any, name: str, values: Array, readers: list[tuple[str, int
             del node.input[2:]
             node.input.append(name)
             continue
-        made, node.output[0] = node.output[0], f"{node.output[0]} without {name}"
+        made, node.output[0] = node.output[0], _unused(model, node.output[0])
         model.graph.node.insert(place + 1, onnx.helper.make_node("Add", [node.output[0], name], [made]))
 
 
