@@ -48,6 +48,23 @@ def test_stain_verify_diff(run: Run, here: Path) -> None:
     assert (by_response["verdict"], by_response["method"]) == ("stained", "response")
 
 
+def test_weights_that_the_file_computes(run: Run, here: Path) -> None:
+    """A thief stores each weight as a sum: what is stored shows nothing, but the file can be run."""
+    assert run("stain", "model.onnx", *OUT).status == 0
+    model = onnx.load("out.onnx")
+    for tensor in [t for t in model.graph.initializer if len(t.dims) == 4]:
+        values, noise = onnx.numpy_helper.to_array(tensor), numbers(*tensor.dims, seed=9, scale=5.0)
+        parts = {f"{tensor.name}_a": values - noise, f"{tensor.name}_b": noise}
+        model.graph.node.insert(0, node("Add", " ".join(parts), tensor.name))
+        model.graph.initializer.remove(tensor)
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in parts.items())
+    onnx.save(model, "split.onnx")
+    hidden = run("verify", "split.onnx", "--key", "key")
+    assert hidden.status == 1
+    assert "--method response" in hidden.stderr
+    assert run("verify", "split.onnx", "--key", "key", "--method", "response").status == 0
+
+
 def test_a_delta_goes_into_the_file_again(run: Run, here: Path) -> None:
     assert run("stain", "model.onnx", *OUT, "--delta", "delta").status == 0
     assert run("apply", "model.onnx", "delta", "--out", "again.onnx").status == 0

@@ -51,6 +51,9 @@ _MAYBE_LOCKED = (
 )
 
 
+_MAYBE_COMPUTED = "weights that the file computes are looked at by --method response, which runs it"
+
+
 @click.command("verify", cls=Verb)
 @click.argument("suspect", required=False)
 @click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key."
@@ -325,7 +328,8 @@ def _load_suspect(
     if method not in ("auto", "weights"):
         raise ValueError(f"expected --method weights, or none, for a bare weight file, got {method}")
     hint = _lock_hint(insertions_said(Path(suspect).parent)) if Path(suspect).name == WEIGHTS else ""
-    return _Found(read_deployed(suspect), hint=hint or _MAYBE_LOCKED)
+    hint = hint or _MAYBE_LOCKED
+    return _Found(read_deployed(suspect), hint=f"{hint}; {_MAYBE_COMPUTED}" if suffix == ".onnx" else hint)
 
 
 def _onnx_session(suspect: str) -> Any:

@@ -23,7 +23,7 @@ from torch import Tensor
 from stainlock.errors import FileError
 from stainlock.storage.files import MOST_TENSORS
 from stainlock.storage.values import check_number, check_text, check_whole, check_wholes, expect
-from stainlock.storage.weights import TIED, members_of, one_line
+from stainlock.storage.weights import TIED, is_zip, members_of, one_line
 
 _TREES = (("data.pkl", "data"), ("constants.pkl", "constants"))  # modules, and what freezing made of their weights
 _TYPES = {
@@ -38,7 +38,7 @@ _DEEPEST = 200  # modules within modules
 
 def is_torchscript(path: Path) -> bool:
     """Whether a file is a TorchScript archive, by the names of its members."""
-    if not path.is_file() or not zipfile.is_zipfile(path):
+    if not path.is_file() or not is_zip(path):
         return False
     names = {member.filename.partition("/")[2] for member in members_of(path)}
     return "constants.pkl" in names and any(name.startswith("code/") for name in names)

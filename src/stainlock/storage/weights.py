@@ -104,7 +104,7 @@ def check_pytorch_file(path: Path) -> None:
             f"{path} is a PyTorch file, which torch {torch.__version__} can't read safely (CVE-2025-32434,"
             " CVE-2026-24747): use .safetensors, or torch 2.10 or later"
         )
-    if not zipfile.is_zipfile(path):
+    if not is_zip(path):
         return
     members = members_of(path)
     names = {member.filename.partition("/")[2] for member in members}
@@ -114,6 +114,13 @@ def check_pytorch_file(path: Path) -> None:
             " torch.jit.load(...) (as a suspect, `verify` and `clients trace` read it as it is)"
         )
     check_stored(members, path)
+
+
+def is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:  # of an end that says it is one of several disks, say
+        raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
 
 
 def members_of(path: Path) -> list[zipfile.ZipInfo]:

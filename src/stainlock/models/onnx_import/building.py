@@ -18,6 +18,7 @@ from stainlock.errors import ModelError
 from stainlock.models.onnx_import.graph import Graph, attributes, told
 from stainlock.models.onnx_import.network import Held, OnnxNetwork, Origin, Size, Step, Value
 from stainlock.models.onnx_import.sizes import Known
+from stainlock.storage.values import shown
 
 # Of each tensor of a layer: its values, where the file has them, and which input of which operation that is.
 Weights = dict[str, tuple[Tensor, Origin, tuple[str, int]]]
@@ -78,7 +79,7 @@ class Builder:
             return self.known.sizes[name][0] if name in self.known.scalars else self.known.sizes[name]
         if name in self.known.constants:
             return Held(self.held(name))
-        raise ModelError(f"{self.graph.path} reads {name} before it is made")
+        raise ModelError(f"{self.graph.path} reads {shown(name)} before it is made")
 
     def example(self, name: str) -> Any:
         """The value of an input on the example."""

@@ -71,7 +71,7 @@ def attributes(node: Any) -> dict[str, Any]:
 
 def told(node: Any) -> str:
     """An operation for one line of an error."""
-    return f"{node.op_type} {shown(node.name)}" if node.name else str(node.op_type)
+    return f"{shown(node.op_type)} {shown(node.name)}" if node.name else shown(node.op_type)
 
 
 def read_graph(path: str | Path, input_shape: tuple[int, ...] | None = None) -> Graph:

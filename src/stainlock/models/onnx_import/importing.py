@@ -19,6 +19,7 @@ from stainlock.models.onnx_import.operations import OPERATIONS
 from stainlock.models.onnx_import.patterns import fused
 from stainlock.models.onnx_import.sizes import Known, known_values
 from stainlock.storage.onnx_files import check_onnx_installed, open_session
+from stainlock.storage.values import shown
 from stainlock.storage.weights import check_finite, one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
@@ -56,9 +57,10 @@ def _build(graph: Graph, known: Known, *, last: bool = False) -> OnnxNetwork:
         if not node.output or node.output[0] in builder.done or all(name in known for name in node.output if name):
             continue
         if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATIONS:
+            domain = f" of {shown(node.domain)}" if node.domain else ""
             raise ModelError(
-                f"{graph.path} has {told(node)}{f' of {node.domain}' if node.domain else ''}, which has no counterpart"
-                " here: stain and lock the model it was exported from; `verify` by weights reads the file as it is"
+                f"{graph.path} has {told(node)}{domain}, which has no counterpart here: stain and lock the model it was"
+                " exported from; `verify` by weights reads the file as it is"
             )
         try:
             if not fused(builder, node):
@@ -69,7 +71,7 @@ def _build(graph: Graph, known: Known, *, last: bool = False) -> OnnxNetwork:
             raise ModelError(f"{graph.path} has {told(node)}, which can't be followed ({one_line(error)})") from error
     missing = [name for name in graph.outputs if name not in builder.values]
     if missing:
-        raise ModelError(f"{graph.path} has an output that does not depend on its input: {missing[0]}")
+        raise ModelError(f"{graph.path} has an output that does not depend on its input: {shown(missing[0])}")
     network = builder.network.eval()
     values = {origin.value: known.constants[origin.value] for origin in network.origins.values() if origin.value}
     network.source = Source(graph, values, builder.readers, bool(builder.rounded))
@@ -93,13 +95,17 @@ def _compare(graph: Graph, model: OnnxNetwork, shape: tuple[int, ...]) -> None:
     close = closeness(model)
     for name, theirs, ours in zip(graph.outputs, expected, outputs, strict=True):
         if tuple(ours.shape) != theirs.shape:
-            raise ModelError(f"{graph.path} gives {name} of shape {theirs.shape} where its operations one by one give"
-                             f" {tuple(ours.shape)}: export it for any number of images (a dynamic batch)")  # fmt: skip
+            raise ModelError(
+                f"{graph.path} gives {shown(name)} of shape {theirs.shape} where its operations one by one give"
+                f" {tuple(ours.shape)}: export it for any number of images (a dynamic batch)"
+            )
         largest = float(np.abs(theirs).max(initial=0.0))
         difference = float(np.abs(theirs.astype(np.float64) - ours.double().numpy()).max(initial=0.0))
         if not difference <= close * max(largest, 1e-12):
-            raise ModelError(f"{graph.path} can't be followed: its operations one by one give {name} that differs by"
-                             f" {difference:.2g} from ONNX Runtime's, which are at most {largest:.2g}")  # fmt: skip
+            raise ModelError(
+                f"{graph.path} can't be followed: its operations one by one give {shown(name)} that differs by"
+                f" {difference:.2g} from ONNX Runtime's, which are at most {largest:.2g}"
+            )
 
 
 def closeness(model: OnnxNetwork) -> float:
