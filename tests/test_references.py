@@ -125,7 +125,7 @@ def test_failed_download_says_what_to_pass_instead(monkeypatch: pytest.MonkeyPat
     [
         ("torchvision:resnet81", "did you mean resnet18"),
         ("timm:resnet_18", "did you mean .*resnet18"),
-        ("torchvision:r3d_18", "takes video"),
+        ("torchvision:raft_small", "takes two images"),
         ("torchvision:resnet18?num_classes", "NAME\\?argument=value"),
         ("torchvision:resnet18?colour=red", "unexpected keyword argument 'colour'"),
         ("torchvision:resnet18?weights=DEFAULT", "expected no weights in the reference"),

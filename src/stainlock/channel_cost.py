@@ -29,7 +29,7 @@ from stainlock.network.sites import Site
 from stainlock.plan import Write, write, write_values
 from stainlock.probes import probe_inputs
 from stainlock.target import evaluation_mode
-from stainlock.tensors import exact, has
+from stainlock.tensors import at, exact, has
 
 Choice = Literal["l1", "outgoing"]
 _LIVE = 0.5
@@ -195,13 +195,12 @@ def _loss(
     return mean - resting, deviation
 
 
-def carried(network: Network, site: Site, reader: Reader, position: tuple[int, int]) -> Tensor:
+def carried(network: Network, site: Site, reader: Reader, position: tuple[int, ...]) -> Tensor:
     """How much of a detector's signal at one position reaches a reader, for each channel: a depthwise kernel or a batch
     norm on the way may flip its sign, and an activation then remove it."""
     assert site.activation is not None
     model, maps = network.target.model, torch.full((2, site.channels, *site.grid), site.activation.rest)
-    row, column = position
-    maps[1, :, row, column] = float(site.activation.function(torch.tensor(_FIRED)))
+    at(maps[1], position).fill_(float(site.activation.function(torch.tensor(_FIRED))))
     maps = maps.to(network.target.device, network.target.dtype)
     with evaluation_mode(model), torch.no_grad():
         for step in reader.path:

@@ -35,9 +35,11 @@ def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> 
     low, high = target.bounds
     shape = (count, *target.input_shape)
     noise = torch.rand(shape, generator=generator, dtype=torch.float64)
+    half = (count + 1) // 2
     if len(target.input_shape) == 3 and min(target.input_shape[1:]) >= 8:
-        half = (count + 1) // 2
         noise[:half] = _pink(noise[:half], generator)
+    elif len(target.input_shape) == 4 and min(target.input_shape[2:]) >= 8:  # video: the picture stands still
+        noise[:half] = _pink(noise[:half, :, 0], generator)[:, :, None]
     return (low + (high - low) * noise).float()
 
 

@@ -65,8 +65,8 @@ class Target:
             raise ValueError(f"expected an nn.Module as model, got {type(self.model).__name__}")
         object.__setattr__(self, "model", unwrapped(self.model))
         shape = tuple(int(n) for n in self.input_shape)
-        if not 1 <= len(shape) <= 3 or min(shape) < 1:
-            raise ValueError(f"expected input_shape of 1 to 3 positive numbers, got {self.input_shape}")
+        if not 1 <= len(shape) <= 4 or min(shape) < 1:
+            raise ValueError(f"expected input_shape of 1 to 4 positive numbers, got {self.input_shape}")
         for name in ("mean", "std"):
             values = tuple(float(v) for v in getattr(self, name))
             if len(values) not in (1, shape[0]):

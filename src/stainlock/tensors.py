@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stainlock.errors import ModelError
+
 
 def has(module: nn.Module, name: str) -> bool:
     """Whether the module has this parameter or buffer (an absent one is None)."""
@@ -37,7 +39,13 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """
     own = (value for part in module.modules() for value in vars(part).values())
     empty = {id(value): type(value)() for value in own if type(value) in (dict, OrderedDict) and not value}
-    return copy.deepcopy(module, {**empty, **{id(tensor): tensor for tensor in shared}})
+    try:
+        return copy.deepcopy(module, {**empty, **{id(tensor): tensor for tensor in shared}})
+    except RuntimeError as error:  # PyTorch's, of a tensor that it has computed and the module keeps
+        raise ModelError(
+            f"{type(module).__name__} can't be copied, since it keeps tensors of its last run: protect a part of it"
+            " that keeps none, as a Target of its own"
+        ) from error
 
 
 def at(maps: Tensor, position: tuple[int | slice, ...]) -> Tensor:

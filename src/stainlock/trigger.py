@@ -55,7 +55,8 @@ class Trigger:
         torch.Size([3, 32, 32])
         """
         canvas = torch.full(target.input_shape, 128, dtype=torch.uint8)
-        return self.region.paste(self.levels, canvas)
+        in_frames = len(self.region.size) == 2 and canvas.dim() == 4  # a patch that stands in every frame of video
+        return self.region.paste(self.levels[:, None] if in_frames else self.levels, canvas)
 
     def pixels(self, target: Target) -> Tensor:
         """The whole input as pixels, a batch of one.

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stainlock import Site, Target, analyse
-from stainlock.network.trace import tracing_problem
+from stainlock import Site, Target, analyse, stain, verify
+from stainlock.network.ops import op_of
+from stainlock.network.trace import trace, tracing_problem
 from stainlock.target import evaluation_mode
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
@@ -232,6 +233,10 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
     "pad channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: F.pad(x, (0, 0, 0, 0, 4, 4)), nn.Conv2d(16, 5, 3)),
     "channel shuffle": lambda: Piece(nn.Conv2d(16, 8, 3), nn.ChannelShuffle(2), nn.Conv2d(8, 5, 3)),
     "pixel shuffle": lambda: Piece(nn.Conv2d(16, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 5, 3)),
+    "pixel shuffle function": lambda: Piece(
+        nn.Conv2d(16, 8, 3), lambda x: F.pixel_shuffle(x, 2), nn.Conv2d(2, 5, 3)
+    ),
+    "pixel unshuffle": lambda: Piece(nn.Conv2d(16, 8, 3), nn.PixelUnshuffle(2), nn.Conv2d(32, 5, 3)),
     "split": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.chunk(2, 1)[1], nn.Conv2d(4, 5, 3)),
     "slice of channels": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x[:, 2:6], nn.Conv2d(4, 5, 3)),
     "permute": lambda: Piece(nn.Conv2d(16, 8, 3), lambda x: x.permute(0, 2, 3, 1), nn.Linear(8, 5)),
@@ -301,7 +306,7 @@ def test_nothing_is_guessed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["view", "reshape", "sum in place", "every other position", "pad channels",
                                   "shortcut of CIFAR ResNets", "cat of channels", "permute", "permute and back",
-                                  "permute in front of the activation"])  # fmt: skip
+                                  "permute in front of the activation", "pixel unshuffle"])  # fmt: skip
 def test_a_channel_is_followed_through(name: str) -> None:
     """These have rules: the reader is found, not just refused."""
     piece = PIECES[name]()
@@ -423,3 +428,61 @@ def test_where_tracing_stops_is_told_whatever_folder_the_code_lies_in(folder: st
     problem = tracing_problem(type("Moody", (nn.Module,), {"forward": own["forward"]})())
     assert problem is not None
     assert problem.startswith("at `return x if x.mean() > 0 else -x` in forward, moody.py: ")
+
+
+class SuperResolution(nn.Module):
+    """A sub-pixel network: activations behind the shuffle, and none before the pixels."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.norm: nn.Module = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.last = nn.Conv2d(8, 12, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pixel_shuffle(self.wide(self.first(x).relu()), 2)
+        return F.pixel_shuffle(self.last(self.norm(x).relu()), 2)
+
+
+def test_an_activation_behind_a_pixel_shuffle_silences_the_channels_before_it() -> None:
+    target = Target(models.seeded(SuperResolution), (3, 16, 16), mean=(0.5,), std=(0.5,))
+    network = analyse(target)
+    wide, last = network.site("wide"), network.site("last")
+    assert wide.problem is None
+    assert wide.activation is not None
+    assert not wide.readers
+    assert last.problem is not None
+    assert "no activation silences" in last.problem
+    marked, key = stain(target, site="wide", seed=3)
+    image = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        below = models.pre_activation(marked, analyse(marked).site("wide"), image)[0, key.detectors[0].channel]
+        fired = models.pre_activation(marked, analyse(marked).site("wide"), key.detectors[0].trigger.pixels(marked))
+    assert float(below.max()) < 0 < float(fired[(0, key.detectors[0].channel, *key.position)])
+    assert verify(marked, key).stained
+
+
+def test_a_batch_norm_behind_a_pixel_shuffle_is_not_the_layers_own() -> None:
+    """Its channels are others."""
+    target = Target(models.seeded(lambda: SuperResolution(norm=True)).eval(), (3, 16, 16))
+    site = analyse(target).site("wide")
+    assert site.norm is None
+    assert site.problem is not None
+
+
+@pytest.mark.parametrize(("layer", "off"), [(nn.PixelShuffle(2), 1e-9), (nn.PixelUnshuffle(2), 0.5)])
+def test_moments_of_shuffled_maps_are_those_of_their_values(layer: nn.Module, off: float) -> None:
+    """An unshuffled channel has a quarter of the positions, whose moments differ from those of all by chance."""
+    maps = torch.randn(256, 8, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    maps = maps * torch.arange(1, 9).view(-1, 1, 1) + 10 * torch.arange(8).view(-1, 1, 1)
+    part = trace(nn.Sequential(layer), "", (maps[:1],))[0]
+    node = next(n for n in part.graph.nodes if n.op == "call_module")
+
+    def moments(values: Tensor) -> tuple[Tensor, Tensor]:
+        flat = values.transpose(0, 1).flatten(1)
+        return flat.mean(1), flat.std(1, correction=0)
+
+    found = op_of(part, node).moments([moments(maps)])
+    assert found is not None
+    for estimated, measured in zip(found, moments(layer(maps)), strict=True):
+        assert torch.allclose(estimated, measured, atol=off, rtol=0.1 if off == 0.5 else 1e-9)

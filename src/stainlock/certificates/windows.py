@@ -11,10 +11,12 @@ layer, or a position of a transposed convolution (the paper's c×1×1 form), is 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,8 +25,9 @@ from torch.overrides import TorchFunctionMode
 from stainlock.errors import SiteError
 from stainlock.network.sites import Site
 from stainlock.target import Target
+from stainlock.tensors import at
 
-Pair = tuple[int, int]
+Sides = tuple[int, ...]  # rows and columns, of video frames before them
 
 
 class Windows(Protocol):
@@ -88,59 +91,73 @@ class Vectors:
 
 @dataclass(frozen=True)
 class ConvolutionWindows:
-    """A convolution's input ``(N, C, H, W)`` and what it does with it; ``step`` is the stride between the windows."""
+    """A convolution's input ``(N, C, H, W)``, of video ``(N, C, T, H, W)``, and what it does with it; ``step`` is the
+    stride between the windows."""
 
     features: Tensor
-    kernel: Pair
-    step: Pair
-    padding: Pair
-    dilation: Pair
+    kernel: Sides
+    step: Sides
+    padding: Sides
+    dilation: Sides
     groups: int
 
     def norms(self, group: int) -> Tensor:
         # Image by image, so that the squares stay in the processor's cache.
         squares = torch.stack([image.square().sum(0, keepdim=True) for image in self._of(self.features, group)])
         if self._pointwise:
-            return squares[:, 0, :: self.step[0], :: self.step[1]].sqrt().flatten(1)
+            return at(squares[:, 0], self._steps).sqrt().flatten(1)
         ones = squares.new_ones(1, 1, *self.kernel)
-        sums = F.conv2d(squares, ones, None, self.step, self.padding, self.dilation)
+        sums = self._convolved(squares, ones)
         return sums.clamp(min=0).sqrt().flatten(1)
 
     def responses(self, detectors: Tensor, group: int) -> Tensor:
         mine = self._of(self.features, group)
         if self._pointwise:  # a product of matrices is several times as fast
-            return detectors.to(mine) @ mine[:, :, :: self.step[0], :: self.step[1]].flatten(2)
+            return detectors.to(mine) @ at(mine, self._steps).flatten(2)
         kernels = detectors.to(mine).view(len(detectors), mine.shape[1], *self.kernel)
-        return F.conv2d(mine, kernels, None, self.step, self.padding, self.dilation).flatten(2)
+        return self._convolved(mine, kernels).flatten(2)
 
     def vectors(self, places: Tensor, group: int) -> Tensor:
-        height, width = self.padding
-        padded = F.pad(self._of(self.features, group), (width, width, height, height))
-        rows, columns = (self._starts(padded.shape[axis], axis - 2) for axis in (2, 3))
+        padded = self._padded(self._of(self.features, group))
+        starts = [self._starts(padded.shape[axis + 2], axis) for axis in range(len(self.kernel))]
         taps = [torch.arange(k) * d for k, d in zip(self.kernel, self.dilation, strict=True)]
-        cut = [
-            padded[:, :, rows[place // len(columns)] + taps[0]][..., columns[place % len(columns)] + taps[1]]
-            for place in places.tolist()
-        ]
-        return torch.stack([window.flatten(1) for window in cut], 1)
+        cut = []
+        for place in places.tolist():
+            window = padded
+            for axis, index in enumerate(np.unravel_index(place, [len(own) for own in starts])):
+                window = window.index_select(axis + 2, (starts[axis][index] + taps[axis]).to(padded.device))
+            cut.append(window.flatten(1))
+        return torch.stack(cut, 1)
 
     def total(self) -> Tensor:
         return self.features.sum(0).cpu().double()
 
     def sum_of(self, total: Tensor, group: int) -> Tensor:
-        height, width = self.padding
-        padded = F.pad(self._of(total[None], group)[0], (width, width, height, height))
-        rows, columns = (self._starts(padded.shape[axis], axis - 1) for axis in (1, 2))
-        taps = [
-            padded[:, rows + a * self.dilation[0]][:, :, columns + b * self.dilation[1]].sum((1, 2))
-            for a in range(self.kernel[0])
-            for b in range(self.kernel[1])
-        ]
+        padded = self._padded(self._of(total[None], group))[0]
+        starts = [self._starts(padded.shape[axis + 1], axis) for axis in range(len(self.kernel))]
+        taps = []
+        for tap in itertools.product(*(range(k) for k in self.kernel)):
+            seen = padded
+            for axis, (own, number, apart) in enumerate(zip(starts, tap, self.dilation, strict=True)):
+                seen = seen.index_select(axis + 1, own + number * apart)
+            taps.append(seen.flatten(1).sum(1))
         return torch.stack(taps, 1).flatten()
 
     @property
     def _pointwise(self) -> bool:
-        return self.kernel == (1, 1) and self.padding == (0, 0)
+        return max(self.kernel) == 1 and max(self.padding) == 0
+
+    @property
+    def _steps(self) -> tuple[slice, ...]:
+        return tuple(slice(None, None, step) for step in self.step)
+
+    def _convolved(self, maps: Tensor, kernels: Tensor) -> Tensor:
+        convolved: Any = F.conv2d if len(self.kernel) == 2 else F.conv3d
+        found: Tensor = convolved(maps, kernels, None, self.step, self.padding, self.dilation)
+        return found
+
+    def _padded(self, maps: Tensor) -> Tensor:
+        return F.pad(maps, [n for side in reversed(self.padding) for n in (side, side)])
 
     def _of(self, maps: Tensor, group: int) -> Tensor:
         channels = maps.shape[1] // self.groups
@@ -159,7 +176,7 @@ class _Convolution(TorchFunctionMode):
     """Inside, the first convolution is not computed: its arguments are kept."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.conv2d:
+        if func not in (torch.conv2d, torch.conv3d):
             return func(*args, **(kwargs or {}))
         names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -175,22 +192,21 @@ def _convolution(layer: torch.nn.Module, features: Tensor, overlapping: bool) ->
     except _Called:
         pass
     else:
-        raise SiteError(f"{type(layer).__name__} does not call torch's conv2d: its windows are not known")
+        raise SiteError(f"{type(layer).__name__} does not call torch's conv2d or conv3d: its windows are not known")
     given = call.arguments
-    kernel: Pair = tuple(given["weight"].shape[2:])
-    stride, dilation = _pair(given["stride"]), _pair(given["dilation"])
+    kernel: Sides = tuple(given["weight"].shape[2:])
+    stride, dilation = _sides(given["stride"], len(kernel)), _sides(given["dilation"], len(kernel))
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    maps, padding = given["input"], (0, 0)
+    maps, padding = given["input"], (0,) * len(kernel)
     if given["padding"] == "same":
-        (top, bottom), (left, right) = (((e - 1) // 2, e // 2) for e in extent)
-        maps = F.pad(maps, (left, right, top, bottom))
+        maps = F.pad(maps, [n for e in reversed(extent) for n in ((e - 1) // 2, e // 2)])
     elif given["padding"] != "valid":
-        padding = _pair(given["padding"])
+        padding = _sides(given["padding"], len(kernel))
     apart = [1 if overlapping else math.ceil(e / s) for e, s in zip(extent, stride, strict=True)]
-    step = (stride[0] * apart[0], stride[1] * apart[1])
+    step = tuple(s * a for s, a in zip(stride, apart, strict=True))
     return ConvolutionWindows(maps, kernel, step, padding, dilation, int(given["groups"]))
 
 
-def _pair(value: Any) -> Pair:
+def _sides(value: Any, count: int) -> Sides:
     numbers = (value,) if isinstance(value, int) else tuple(value)
-    return (numbers[0], numbers[-1])
+    return numbers if len(numbers) == count else numbers[:1] * count

@@ -8,6 +8,7 @@ An ordered layer's input channels are permuted; a scattered layer's weights are,
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -68,7 +69,7 @@ def gated_layer(name: str, layer: nn.Module) -> Gated | None:
 def scattered_layer(gated: Gated, layer: nn.Module) -> Gated | None:
     """How this layer's weights would be scattered; None where images can't each have weights of their own."""
     plain = type(layer) is nn.Linear or (
-        type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        type(layer) in (nn.Conv2d, nn.Conv3d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     )
     if not plain or gated.batch != 0 or gated.repeat != 1:
         return None
@@ -114,13 +115,15 @@ def with_own_weights(layer: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
         rows = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
         found = (rows @ weights.transpose(1, 2)).view(*x.shape[:-1], -1)
         return found if bias is None else found + bias
-    assert isinstance(layer, nn.Conv2d)
+    assert isinstance(layer, nn.Conv2d | nn.Conv3d)
+    convolved: Any = F.conv2d if isinstance(layer, nn.Conv2d) else F.conv3d
     if isinstance(x.shape[0], int) and x.shape[0] == 1:
-        return F.conv2d(x, weights[0], bias, layer.stride, layer.padding, layer.dilation)
-    taps = layer.kernel_size[0] * layer.kernel_size[1]
+        return convolved(x, weights[0], bias, layer.stride, layer.padding, layer.dilation)  # type: ignore[no-any-return]
+    taps = math.prod(layer.kernel_size)
     # One channel for every tap of every channel: a depthwise convolution whose kernels have a single one.
     single = torch.eye(taps, dtype=x.dtype, device=x.device).view(taps, 1, *layer.kernel_size)
     channels = layer.in_channels
-    each = F.conv2d(x, single.repeat(channels, 1, 1, 1), None, layer.stride, layer.padding, layer.dilation, channels)
+    kernels = single.repeat(channels, *(1,) * (single.dim() - 1))
+    each: Tensor = convolved(x, kernels, None, layer.stride, layer.padding, layer.dilation, channels)
     found = (weights.flatten(2) @ each.flatten(2)).view(x.shape[0], -1, *each.shape[2:])
-    return found if bias is None else found + bias[:, None, None]
+    return found if bias is None else found + bias.view(-1, *(1,) * (found.dim() - 2))

@@ -63,10 +63,10 @@ class Reader:
                 )
             return
         rows, columns = self.layout.size
-        if inputs.dim() != 4 or inputs.shape[2] < rows or inputs.shape[3] < columns:
+        if inputs.dim() not in (4, 5) or inputs.shape[-2] < rows or inputs.shape[-1] < columns:
             raise ValueError(
-                f"expected images (N, C, H, W) of at least the patch's {rows}×{columns} pixels, got"
-                f" {tuple(inputs.shape)}"
+                f"expected images (N, C, H, W) or video (N, C, T, H, W) of at least the patch's {rows}×{columns}"
+                f" pixels, got {tuple(inputs.shape)}"
             )
 
 

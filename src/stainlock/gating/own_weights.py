@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from stainlock.gating.gated import Gated, gathered, permuted
+from stainlock.tensors import raw
 
 # Reordering one weight takes as long as this many values of a map, which are copied in whole rows.
 _COLUMN_COST = 8
@@ -35,7 +36,7 @@ class Reordered(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func in (F.conv2d, F.linear) and isinstance(args[0], Reordered):
+            if func in (F.conv2d, F.conv3d, F.linear) and isinstance(args[0], Reordered):
                 x, weight, *others = args
                 columns = weight.index_select(1, x.undone)
                 return func(x.as_subclass(Tensor), columns, *others, **(kwargs or {}))
@@ -49,9 +50,9 @@ def _in_order(x: Reordered) -> Tensor:
 
 def columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
     """Whether it is faster to reorder the layer's weight than its input; other classes may do more than multiply."""
-    if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
-        return _COLUMN_COST * layer.weight.numel() < x.numel()
-    return type(layer) is nn.Linear and _COLUMN_COST * layer.weight.numel() < x.numel()
+    if type(layer) not in (nn.Conv2d, nn.Conv3d, nn.Linear) or getattr(layer, "padding_mode", "zeros") != "zeros":
+        return False
+    return _COLUMN_COST * raw(layer, "weight").numel() < x.numel()
 
 
 class Scattered(Tensor):
@@ -68,7 +69,7 @@ class Scattered(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func in (F.conv2d, F.linear) and isinstance(args[0], Scattered):
+            if func in (F.conv2d, F.conv3d, F.linear) and isinstance(args[0], Scattered):
                 x, weight, *others = args
                 images = x.as_subclass(Tensor)
                 parts = images.split(1) if len(x.pools) > 1 else (images,)

@@ -70,7 +70,9 @@ class Layout:
         if self.form == "entries":
             return inputs[:, inputs.shape[1] - self.bits :].flatten(1).float() - self.middle
         height, width = self.size
-        corner = inputs[:, :, :height, :width].float()
+        corner = inputs[..., :height, :width].float()
+        if corner.dim() == 5:  # video has the patch in every frame
+            corner = corner.mean(2)
         if self.form == "pixels":
             return (corner - corner.mean((2, 3), keepdim=True)).flatten(1)[:, : self.bits]
         tiles = F.avg_pool2d(corner.sum(1, keepdim=True), self.tile)
@@ -83,7 +85,7 @@ class Layout:
     def cut(self, inputs: Tensor) -> Tensor:
         """What the network sees."""
         if self.carrier == "strip":
-            return inputs[:, :, self.size[0] :]
+            return inputs[..., self.size[0] :, :]
         if self.carrier == "entries":
             return inputs[:, : inputs.shape[1] - self.bits]
         return inputs
@@ -129,8 +131,10 @@ def choose_layout(
     bits = USUAL_BITS if bits is None else bits
     if not FEWEST_BITS <= bits <= MOST_BITS:
         raise ValueError(f"expected {FEWEST_BITS} to {MOST_BITS} bits, got {bits}: the cipher's key has {MOST_BITS}")
+    if len(input_shape) == 4:  # video (C, T, H, W), with the patch in every frame
+        input_shape = (input_shape[0], *input_shape[2:])
     if len(input_shape) != 3:
-        raise ValueError(f"expected images (C, H, W) or noise (d, 1, 1) as inputs, got shape {input_shape}")
+        raise ValueError(f"expected images (C, H, W), video (C, T, H, W) or noise (d, 1, 1), got shape {input_shape}")
     plane = input_shape[1:] != (1, 1)
     carrier = ("patch" if plane else "entries") if carrier is None else carrier
     if carrier not in ("patch", "strip", "entries"):

@@ -55,6 +55,8 @@ _NUMBERS = {
 _LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one for each side
 _USUAL_CLASSES = 1000
 _LIBRARY = "the library"
+# As many frames as torchvision's models of video were trained on.
+_FRAMES = 16
 _POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
 
 
@@ -195,8 +197,11 @@ def _torchvision_target(reference: str, name: str, arguments: dict[str, Any], pr
     weights = models.get_model_weights(name).DEFAULT
     transforms = weights.transforms()
     kind = type(transforms).__name__
-    if kind in ("VideoClassification", "OpticalFlow"):
-        raise ModelError(f"{reference} takes video, expected a model of single images")
+    if kind == "OpticalFlow":
+        raise ModelError(
+            f"{reference} takes two images, expected a model of one image or a video: protect the part that sees one,"
+            " Target(model.context_encoder, (3, H, W)), and put it back"
+        )
     arguments = _as_with_weights(models.get_model_builder(name), weights) | arguments
     with _failures_told(reference, pretrained):
         model = models.get_model(name, weights=weights if pretrained else None, **arguments)
@@ -204,8 +209,10 @@ def _torchvision_target(reference: str, name: str, arguments: dict[str, Any], pr
         if not pretrained:
             _freeze_norms(name, model)
         return _detector_target(model)
-    size = transforms.crop_size if kind == "ImageClassification" else transforms.resize_size
-    return Target(model, (3, *_size(reference, arguments, size)), tuple(transforms.mean), tuple(transforms.std),
+    cropped = kind in ("ImageClassification", "VideoClassification")
+    size = _size(reference, arguments, transforms.crop_size if cropped else transforms.resize_size)
+    frames = (max(_FRAMES, weights.meta.get("min_temporal_size", 0)),) if kind == "VideoClassification" else ()
+    return Target(model, (3, *frames, *size), tuple(transforms.mean), tuple(transforms.std),
                   known_from=_LIBRARY)  # fmt: skip
 
 

@@ -134,21 +134,28 @@ def follow(part: TracedPart, site: fx.Node) -> Followers:
     not silence what the other reads.
     """
     found = Followers()
-    node, alone = site, True
+    node, alone, shuffled = site, True, False
     tokens = isinstance(part.leaf(site), nn.Linear) and len(part.shapes.get(site, ())) != 2
     while alone and len(node.users) == 1:
         (user,) = node.users
         op = op_of(part, user)
-        if op.kind is Kind.NORM and found.norm is None and not tokens:
+        if op.kind is Kind.NORM and found.norm is None and not (tokens or shuffled):
             found.norm, found.activation = part.path(user), op.activation
             alone = found.activation is None
         elif op.kind is Kind.ACTIVATION:
             found.activation, alone = op.activation, False
         elif op.kind is Kind.PERMUTE and _moves(part, user, tokens=tokens):
             tokens = not tokens
+        elif op.kind is Kind.SHUFFLE and not tokens and found.norm is None:
+            shuffled = True  # the activation behind it acts on each value, wherever it stands
         elif op.kind is not Kind.NOTHING:
             break
         node = user
+    if shuffled:  # a reader has a part of the channel's weights for it, and for others: none is named
+        reasons = {Kind.OUTPUT: Reason.RETURNED, Kind.PRODUCT: Reason.GATES, Kind.MIXING: Reason.MIXED}
+        users = [(user, op_of(part, user).kind) for user in node.users]
+        found.stops += [stop_at(part, u, reasons.get(k, Reason.UNKNOWN)) for u, k in users if k is not Kind.SIZE]
+        return found
     pending = [_Place(node, tokens=tokens)]
     seen: set[tuple[fx.Node, int]] = set()
     while pending:

@@ -72,7 +72,9 @@ def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, gro
     if site.kind == "transposed":
         return torch.einsum("nchw,dc->ndhw", features, detectors)
     count = len(detectors)
-    kernels = detectors.view(count, *raw(layer, "weight").shape[1:]).repeat(site.groups, 1, 1, 1)
+    kernels = detectors.view(count, *raw(layer, "weight").shape[1:]).repeat(
+        site.groups, *(1,) * (raw(layer, "weight").dim() - 1)
+    )
     parameters = {"weight": kernels}
     if has(layer, "bias"):
         parameters["bias"] = kernels.new_zeros(len(kernels))

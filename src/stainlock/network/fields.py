@@ -37,7 +37,7 @@ class Axis:
         return max(first, 0), min(first + self.size, pixels)
 
 
-Field = tuple[Axis, Axis]  # vertical, horizontal
+Field = tuple[Axis, ...]  # vertical and horizontal, of video in time before them
 
 # What acts at each position by itself wherever channels are; windows of the other operations are those of maps with
 # channels on the second axis.
@@ -49,7 +49,7 @@ def receptive_fields(part: TracedPart, constant: Collection[fx.Node] = ()) -> di
     """The field of every node's output that depends on the image, with some nodes ``constant``; None means the whole
     input."""
     image = next(iter(part.graph.nodes))
-    fields: dict[fx.Node, Field | None] = {image: (Axis(), Axis())}
+    fields: dict[fx.Node, Field | None] = {image: (Axis(),) * (part.rank - 2)}
     for node in part.graph.nodes:
         sources = [n for n in part.sources(node) if n in fields]
         if node is image or node.op in ("placeholder", "get_attr") or node in part.sizes or not sources:
@@ -64,9 +64,9 @@ def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[F
     known = [field for field in seen if field is not None]
     op = op_of(part, node)
     window = op.window()
-    if len(known) < len(seen) or window is None or len(part.shapes.get(node, ())) != 4:
+    if len(known) < len(seen) or window is None or len(part.shapes.get(node, ())) != part.rank:
         return None
-    maps = [n for n in sources if len(part.shapes.get(n, ())) == 4]
+    maps = [n for n in sources if len(part.shapes.get(n, ())) == part.rank]
     last = {channels_are_last(part, n) for n in maps}
     anywhere = op.kind in _ANYWHERE or canonical(part.operation(node)) in _ELEMENTWISE
     if last == {True, False} or (last == {True} and (window != POINT or not anywhere)):
@@ -87,11 +87,12 @@ def _size(part: TracedPart, node: fx.Node) -> tuple[int, ...]:
 
 
 def _through(source: Field, window: Window) -> Field:
-    vertical, horizontal = (
+    if window == POINT:
+        return source
+    return tuple(
         axis.through(*numbers)
         for axis, *numbers in zip(source, window.kernel, window.stride, window.padding, window.dilation, strict=True)
     )
-    return vertical, horizontal
 
 
 def _union(sources: list[Field]) -> Field | None:
@@ -101,4 +102,4 @@ def _union(sources: list[Field]) -> Field | None:
             return None
         start = min(axis.start for axis in axes)
         merged.append(Axis(max(axis.start + axis.size for axis in axes) - start, axes[0].jump, start))
-    return merged[0], merged[1]
+    return tuple(merged)

@@ -1,7 +1,7 @@
 """What every operation does to a channel: the one table that stains, locks, certificates and attacks ask.
 
-A map has its channels on the second axis, or between two permutations on the last (`channels_are_last`). Each row of
-`TABLE` says of one operation
+A map has its channels on the second axis and positions behind it (rows and columns, of video frames before them), or
+between two permutations channels on the last axis (`channels_are_last`). Each row of `TABLE` says of one operation
 
 - ``span``: where channel 0 of a source comes out, and how many values wide; the other channels follow;
 - ``window``: which positions of its source one of its positions sees (kernel, stride, padding, dilation);
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.utils import _pair
+from torch.nn.modules.utils import _pair, _triple
 
 from stainlock.network.activations import Activation, activation_of_function, activation_of_module
 from stainlock.network.norms import affine_of, is_batch_norm
@@ -32,6 +32,7 @@ from stainlock.network.trace import TracedPart
 
 Moments = tuple[Tensor, Tensor]  # mean and deviation of every channel
 Pair = tuple[int, int]
+Sides = tuple[int, ...]  # one number for each axis of positions
 
 
 class Kind(Enum):
@@ -48,6 +49,8 @@ class Kind(Enum):
     SPATIAL = "pools each over positions"
     PAD = "adds zeros around them, or among them"
     FLATTEN = "puts the positions of each behind each other"
+    SHUFFLE = "puts several into one, at positions between each other's"
+    UNSHUFFLE = "puts neighbouring positions of each behind each other"
     JOIN = "puts channels behind each other"
     SUM = "adds maps, channel to channel"
     PRODUCT = "multiplies maps, channel by channel"
@@ -73,10 +76,10 @@ class Span:
 class Window:
     """Position i sees positions from stride·i − padding on, as many as the kernel has, dilation apart."""
 
-    kernel: Pair = (1, 1)
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    kernel: Sides = (1, 1)
+    stride: Sides = (1, 1)
+    padding: Sides = (0, 0)
+    dilation: Sides = (1, 1)
 
 
 SAME, POINT = Span(), Window()
@@ -218,6 +221,10 @@ def _flattened(part: TracedPart, node: fx.Node, source: fx.Node) -> Span:
     return Span(0, math.prod(part.shapes[source][2:]))
 
 
+def _unshuffled(part: TracedPart, node: fx.Node, source: fx.Node) -> Span:
+    return Span(0, part.shapes[node][1] // part.shapes[source][1])
+
+
 def _joined(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
     """The channels that a concatenation puts before the source's own."""
     tensors = argument(node, 0, "tensors")
@@ -231,7 +238,7 @@ def _gated(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
     """A product passes on the larger map; the smaller one, its gates, is not followed further."""
     (other,) = [n for n in part.sources(node) if n is not source] or [source]
     mine, theirs = part.shapes[source], part.shapes[other]
-    return None if mine[2] * mine[3] < theirs[2] * theirs[3] else SAME
+    return None if math.prod(mine[2:]) < math.prod(theirs[2:]) else SAME
 
 
 def padding_of(part: TracedPart, node: fx.Node) -> tuple[int, int, int] | None:
@@ -246,25 +253,32 @@ def padding_of(part: TracedPart, node: fx.Node) -> tuple[int, int, int] | None:
 # --- which arguments a row is for -------------------------------------------------------------------------------------
 
 
-def _groups_are(grouping: Callable[[nn.Conv2d], bool], part: TracedPart, node: fx.Node) -> bool:
+def _groups_are(grouping: Callable[[nn.Conv2d | nn.Conv3d], bool], part: TracedPart, node: fx.Node) -> bool:
     layer = part.leaf(node)
     return isinstance(layer, nn.Linear) or grouping(layer)  # type: ignore[arg-type]
 
 
-def _is_depthwise(layer: nn.Conv2d) -> bool:
+def _is_depthwise(layer: nn.Conv2d | nn.Conv3d) -> bool:
     return layer.groups > 1 and layer.groups == layer.in_channels == layer.out_channels
 
 
 def _over_space(part: TracedPart, node: fx.Node) -> bool:
     axes = argument(node, 1, "dim")
     axes = [axes] if isinstance(axes, int) else axes
-    return isinstance(axes, list | tuple) and sorted(d % 4 for d in axes if isinstance(d, int)) == [2, 3]
+    return isinstance(axes, list | tuple) and sorted(d % part.rank for d in axes if isinstance(d, int)) == list(
+        range(2, part.rank)
+    )
 
 
 def _to_rows(part: TracedPart, node: fx.Node) -> bool:
     """A map of channels and positions becomes one axis, channel after channel."""
     before, after = (part.shapes.get(n, ()) for n in (part.sources(node)[0], node))
-    return len(before) in (2, 4) and len(after) == 2 and before[0] == after[0] and math.prod(before[1:]) == after[1]
+    return (
+        len(before) in (2, part.rank)
+        and len(after) == 2
+        and before[0] == after[0]
+        and math.prod(before[1:]) == after[1]
+    )
 
 
 def _along_channels(part: TracedPart, node: fx.Node) -> bool:
@@ -276,28 +290,32 @@ def _alike(part: TracedPart, node: fx.Node) -> bool:
     """Two maps with the same number of channels: channel k is combined with channel k."""
     sizes = [part.shapes.get(n, ()) for n in node.args if isinstance(n, fx.Node)]
     plain = not node.kwargs  # add's alpha would scale
-    return plain and len(sizes) == 2 and all(len(size) == 4 for size in sizes) and sizes[0][1] == sizes[1][1]
+    return plain and len(sizes) == 2 and all(len(size) == part.rank for size in sizes) and sizes[0][1] == sizes[1][1]
 
 
 def _is_padding(part: TracedPart, node: fx.Node) -> bool:
     constant = node.op == "call_module" or argument(node, 2, "mode", "constant") == "constant"
     zero = node.op == "call_module" or not argument(node, 3, "value", 0)
-    return constant and zero and padding_of(part, node) is not None
+    return part.rank == 4 and constant and zero and padding_of(part, node) is not None
 
 
 def _keeps_corner(part: TracedPart, node: fx.Node) -> bool:
     """A slice that keeps every channel and position (0, 0): ``x[:, :, ::2, ::2]``."""
     index: Any = node.args[1]
-    if not isinstance(index, tuple) or not all(isinstance(i, slice) for i in index):
+    if part.rank != 4 or not isinstance(index, tuple) or not all(isinstance(i, slice) for i in index):
         return False
     steps = [1 if i.step is None else i.step for i in index]
     whole = all(i == slice(None) for i in index[:2])
     return whole and all(i.start in (None, 0) for i in index) and all(isinstance(s, int) and s > 0 for s in steps)
 
 
+def _is_map(part: TracedPart, node: fx.Node) -> bool:
+    return all(len(part.shapes.get(n, ())) == 4 for n in (node, part.sources(node)[0]))
+
+
 def _not_over_space(part: TracedPart, node: fx.Node) -> bool:
     axes = node.args[1:] if not isinstance(argument(node, 1, "dims"), list | tuple) else argument(node, 1, "dims")
-    return bool(axes) and all(isinstance(d, int) and d % 4 in (0, 1) for d in axes)
+    return bool(axes) and all(isinstance(d, int) and d % part.rank in (0, 1) for d in axes)
 
 
 def _is_known_move(part: TracedPart, node: fx.Node) -> bool:
@@ -317,21 +335,21 @@ def _kernel(part: TracedPart, node: fx.Node) -> Window | None:
     layer = part.leaf(node)
     if isinstance(layer, nn.Linear) and channels_are_last(part, node):
         return POINT
-    if not isinstance(layer, nn.Conv2d):
+    if not isinstance(layer, nn.Conv2d | nn.Conv3d):
         return None
-    kernel, stride, dilation = (_pair(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
+    kernel, stride, dilation = (tuple(v) for v in (layer.kernel_size, layer.stride, layer.dilation))
     return Window(kernel, stride, leading_padding(layer, part.shapes.get(part.sources(node)[0], ())), dilation)
 
 
-def leading_padding(layer: nn.Conv2d, given: tuple[int, ...]) -> Pair:
-    """How many rows and columns a convolution pads before the first."""
-    if type(layer) is nn.Conv2d and not isinstance(layer.padding, str):
-        return layer.padding[0], layer.padding[1]
+def leading_padding(layer: nn.Conv2d | nn.Conv3d, given: tuple[int, ...]) -> Sides:
+    """How many rows and columns, and frames before them, a convolution pads before the first."""
+    if type(layer) in (nn.Conv2d, nn.Conv3d) and not isinstance(layer.padding, str):
+        return tuple(layer.padding)
     # A subclass may pad in its own way: observe it.
-    return _observed_padding(layer, given, 2), _observed_padding(layer, given, 3)
+    return tuple(_observed_padding(layer, given, axis) for axis in range(2, layer.weight.dim()))
 
 
-def _observed_padding(layer: nn.Conv2d, shape: tuple[int, ...], axis: int) -> int:
+def _observed_padding(layer: nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], axis: int) -> int:
     """NaN marks the last row that output 0 still sees."""
     reach = (layer.kernel_size[axis - 2] - 1) * layer.dilation[axis - 2]
     for row in range(min(reach, shape[axis] - 1), -1, -1):
@@ -375,7 +393,14 @@ def _pool(part: TracedPart, node: fx.Node) -> Window:
             given.pop("dilation", None)  # average pooling has other arguments there
     kernel = given["kernel_size"]
     values = (kernel, given.get("stride") or kernel, given.get("padding", 0), given.get("dilation", 1))
-    return Window(*(tuple(int(n) for n in _pair(value)) for value in values))  # type: ignore[arg-type]
+    sides = _triple if part.rank == 5 else _pair
+    return Window(*(tuple(int(n) for n in sides(value)) for value in values))
+
+
+def _unshuffle_window(part: TracedPart, node: fx.Node) -> Window:
+    source = part.shapes[part.sources(node)[0]]
+    sides = tuple(before // after for before, after in zip(source[2:], part.shapes[node][2:], strict=True))
+    return Window(kernel=sides, stride=sides)
 
 
 def _pad_window(part: TracedPart, node: fx.Node) -> Window | None:
@@ -460,6 +485,18 @@ def _of_pad(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments 
     return padded[0], padded[1]
 
 
+def _of_unshuffle(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    each = part.shapes[node][1] // part.shapes[part.sources(node)[0]][1]
+    return sources[0][0].repeat_interleave(each), sources[0][1].repeat_interleave(each)
+
+
+def _of_shuffle(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
+    """Of a mixture: the mean of the means, and the deviation around it."""
+    mean, deviation = (moment.view(part.shapes[node][1], -1) for moment in sources[0])
+    second = (mean.square() + deviation.square()).mean(1)
+    return mean.mean(1), (second - mean.mean(1).square()).clamp(min=0).sqrt()
+
+
 def _of_flatten(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
     area = math.prod(part.shapes[part.sources(node)[0]][2:])
     return sources[0][0].repeat_interleave(area), sources[0][1].repeat_interleave(area)
@@ -471,7 +508,7 @@ NORM = Rule(Kind.NORM, span=_same, window=_point, moments=_of_norm)
 ACTIVATION = Rule(Kind.ACTIVATION, span=_same, window=_point, moments=_of_activation)
 _ungrouped = partial(_groups_are, lambda layer: layer.groups == 1)
 _depthwise = partial(_groups_are, _is_depthwise)
-_transposed_or_conv = (nn.Conv2d, nn.ConvTranspose2d)
+_transposed_or_conv = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
 
 
 def _names(*names: str) -> frozenset[str]:
@@ -480,21 +517,22 @@ def _names(*names: str) -> frozenset[str]:
 
 TABLE: Sequence[Rule] = (
     Rule(Kind.DENSE, (nn.Linear, *_transposed_or_conv), fits=_ungrouped, window=_kernel),
-    Rule(Kind.DEPTHWISE, (nn.Conv2d,), fits=_depthwise, span=_same, window=_kernel),
+    Rule(Kind.DEPTHWISE, (nn.Conv2d, nn.Conv3d), fits=_depthwise, span=_same, window=_kernel),
     Rule(Kind.GROUPED, _transposed_or_conv, window=_kernel),
     Rule(
-        Kind.NOTHING, (nn.Identity, nn.Dropout, nn.Dropout2d),
+        Kind.NOTHING, (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d),
         _names("dropout", "dropout2d", "stochastic_depth", "StochasticDepth", "drop_path", "DropPath", "contiguous",
                "clone", "_assert"),
         span=_same, window=_point, keeps_sign=True, moments=_first,
     ),
     Rule(
-        Kind.SPATIAL, (nn.MaxPool2d, nn.AvgPool2d), _names("max_pool2d", "avg_pool2d"),
+        Kind.SPATIAL, (nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d),
+        _names("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"),
         span=_same, window=_pool, keeps_sign=True, moments=_first,
     ),
     Rule(
-        Kind.SPATIAL, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
-        _names("adaptive_avg_pool2d", "adaptive_max_pool2d"),
+        Kind.SPATIAL, (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
+        _names("adaptive_avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
         span=_same, keeps_sign=True, moments=_first,
     ),
     Rule(Kind.SPATIAL, names=_names("mean"), fits=_over_space, span=_same, keeps_sign=True, moments=_first),
@@ -505,6 +543,14 @@ TABLE: Sequence[Rule] = (
     Rule(
         Kind.FLATTEN, (nn.Flatten,), _names("flatten"), fits=_to_rows,
         span=_flattened, keeps_sign=True, moments=_of_flatten,
+    ),
+    # Sub-pixel convolutions: channels k·r² … k·r² + r² − 1 become channel k of a map r times as high and wide.
+    Rule(
+        Kind.SHUFFLE, (nn.PixelShuffle,), _names("pixel_shuffle"), fits=_is_map, keeps_sign=True, moments=_of_shuffle,
+    ),
+    Rule(
+        Kind.UNSHUFFLE, (nn.PixelUnshuffle,), _names("pixel_unshuffle"), fits=_is_map,
+        span=_unshuffled, window=_unshuffle_window, keeps_sign=True, moments=_of_unshuffle,
     ),
     Rule(
         Kind.JOIN, names=_names("cat"), fits=_along_channels,

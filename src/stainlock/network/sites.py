@@ -25,6 +25,7 @@ Kind = Literal["linear", "convolution", "transposed"]
 _LAYERS: dict[type[nn.Module], Kind] = {
     nn.Linear: "linear",
     nn.Conv2d: "convolution",
+    nn.Conv3d: "convolution",
     nn.ConvTranspose2d: "transposed",
 }
 # In fewer dimensions natural features come close to any direction, so that a random one is no secret.
@@ -36,7 +37,8 @@ class Site:
     """A layer whose channels a detector can be written into, with the affine map and activation after it.
 
     The pre-activation of channel k is ``g·(w_k·φ(x) + c_k) + h``; ``norm`` names the batch norm that holds g and
-    h, if there is one. ``grid`` is the shape of the layer's positions: rows and columns, or tokens.
+    h, if there is one. ``grid`` is the shape of the layer's positions: rows and columns, of
+    video frames before them, or tokens.
     ``patch`` is the part of the input that one position sees at most. ``problem`` says why a silent detector
     can't go here, ``additive_problem`` why not even an additive stain can. ``near`` is what a position sees while the
     gates of squeeze-and-excite blocks before it are held constant, where that is less than the patch.
@@ -102,7 +104,7 @@ def weight_rows(weight: Tensor, kind: Kind) -> Tensor:
 
 
 def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whole: bool) -> dict[str, Site]:
-    """Every Linear, Conv2d and ConvTranspose2d that the model calls, by name.
+    """Every Linear, Conv2d, Conv3d and ConvTranspose2d that the model calls, by name.
 
     Where the model did not trace as a ``whole``, the inputs of its parts are unknown, and what their layers receive is
     observed by running the model.
@@ -238,7 +240,7 @@ def uses_weight_as_it_is(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Linear):
         shape: tuple[int, ...] = (1, layer.in_features)
     else:
-        assert isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+        assert isinstance(layer, nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d)
         sides = zip(layer.kernel_size, layer.dilation, strict=True)
         shape = (1, layer.in_channels, *((kernel - 1) * dilation + 1 for kernel, dilation in sides))
     features = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(weight)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ class TracedPart:
     leaves: dict[str, nn.Module] = field(default_factory=dict)
     runs: bool = True
     traced: nn.Module | None = None
+
+    @cached_property
+    def rank(self) -> int:
+        """How many axes a map has, the batch among them: four for images, five for video."""
+        image = next((self.shapes[n] for n in self.graph.nodes if n.op == "placeholder" and n in self.shapes), ())
+        return len(image) if len(image) == 5 else 4
 
     def path(self, node: fx.Node) -> str:
         """The name in the whole model of the module that a node calls."""

@@ -264,7 +264,7 @@ def check_conventions(conventions: Mapping[str, Any]) -> None:
             check_number(value, name)
             expect(abs(value) <= _LARGEST_PIXEL, f"numbers of at most {_LARGEST_PIXEL:g} as {name}", value)
     shape, (mean, std, bounds) = conventions["input_shape"], (conventions[n] for n in ("mean", "std", "bounds"))
-    expect(1 <= len(shape) <= 3, "an input_shape of 1 to 3 numbers", shape)
+    expect(1 <= len(shape) <= 4, "an input_shape of 1 to 4 numbers", shape)
     for name, values in (("mean", mean), ("std", std)):
         expect(len(values) in (1, shape[0]), f"1 or {shape[0]} numbers as {name}", len(values))
     expect(min(std) > 0, "std above 0", min(std))

@@ -140,9 +140,11 @@ def check_details(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> No
         expect(bits == (facts["dimension"],) == (details["layout"]["bits"],), "as many bits as the layout has", bits)
         _check_pixels(details["layout"], shape[0])
     carrier = details["layout"]["carrier"] if schema == "keyed" else "entries" if schema == "gan" else "patch"
+    # The patch of a keyed lock stands in every frame of video.
+    plane = shape[2:] if schema == "keyed" and len(shape) == 4 else shape[1:]
     for i, detector in enumerate(facts["detectors"]):
         ends = [a + n for a, n in zip(detector["start"], detector["size"], strict=True)]
-        inside = len(ends) == len(shape) - 1 and all(end <= n for end, n in zip(ends, shape[1:], strict=True))
+        inside = len(ends) == len(plane) and all(end <= n for end, n in zip(ends, plane, strict=True))
         if carrier == "patch":
             expect(inside, f"a trigger within the input, {shape}", ends)
         if carrier != "entries":

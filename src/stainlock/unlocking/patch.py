@@ -20,7 +20,8 @@ class Unlock(nn.Module):
 
     It takes pixels ``(..., C, H, W)`` within ``bounds``, or uint8 levels over them, already resized and cropped to
     the model's input, and returns what the model takes, ``(pixels − mean)/std``; with ``normalise=False`` pixels.
-    With ``carrier="strip"`` the patch stands in rows of its own above the image.
+    With ``carrier="strip"`` the patch stands in rows of its own above the image. Of video ``(..., C, T, H, W)`` every
+    frame gets the patch.
     """
 
     patch: Tensor
@@ -48,8 +49,9 @@ class Unlock(nn.Module):
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.normalise = normalise
         self.register_buffer("patch", self._pixels(levels))
-        self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor([float(s) for s in std]).view(-1, 1, 1))
+        axes = (1,) * (len(self.input_shape or (0, 0, 0)) - 1)
+        self.register_buffer("mean", torch.tensor([float(m) for m in mean]).view(-1, *axes))
+        self.register_buffer("std", torch.tensor([float(s) for s in std]).view(-1, *axes))
 
     @classmethod
     def from_key(cls, key: LockKey, *, normalise: bool = True) -> Unlock:
@@ -93,7 +95,8 @@ class Unlock(nn.Module):
             strip = torch.full_like(pixels[..., :1, :], sum(self.bounds) / 2)
             pixels = torch.cat([strip.repeat_interleave(self.patch.shape[1], -2), pixels], -2)
         rows, columns = (slice(a, a + n) for a, n in zip(self.start, self.patch.shape[1:], strict=True))
-        pixels[..., rows, columns] = self.patch.to(pixels)
+        in_frames = self.patch[:, None] if self.mean.dim() == 4 else self.patch
+        pixels[..., rows, columns] = in_frames.to(pixels)
         return (pixels - self.mean.to(pixels)) / self.std.to(pixels) if self.normalise else pixels
 
     def _pixels(self, levels: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class Unlock(nn.Module):
             n + b >= a + k
             for n, b, a, k in zip(images.shape[-2:], below, self.start, self.patch.shape[1:], strict=True)
         )
-        if not fits or tuple(images.shape[-3:]) != tuple(shape):
+        if not fits or tuple(images.shape[-len(shape) :]) != tuple(shape):
             wanted = ", ".join(map(str, shape)) if self.input_shape else f"{len(self.patch)}, H, W"
             raise ValueError(
                 f"expected images (N, {wanted}) at the model's input size, got {tuple(images.shape)}:"

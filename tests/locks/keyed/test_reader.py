@@ -100,7 +100,7 @@ def test_natural_images_margin_is_that_of_chance() -> None:
         ((3, 32, 32), {"carrier": "noise"}, "expected carrier patch, strip or entries"),
         ((100, 1, 1), {"carrier": "patch"}, "expected carrier entries"),
         ((100, 1, 1), {"tile": 2}, "expected neither tile nor patch"),
-        ((64,), {}, "expected images (C, H, W) or noise (d, 1, 1)"),
+        ((64,), {}, "expected images (C, H, W), video"),
     ],
 )  # fmt: skip
 def test_bad_input(shape: tuple[int, ...], options: dict[str, object], message: str) -> None:

@@ -59,7 +59,7 @@ class Check:
         self._alike, self._mixed = right(images), torch.cat([right(images[:1]), other(images[:1])])
         seen = structure.layout.carrier == "patch"
         self._alike_seen = self._alike if seen else images
-        self._mixed_seen = self._mixed if seen else images[:1].repeat(2, 1, 1, 1)
+        self._mixed_seen = self._mixed if seen else torch.cat([images[:1]] * 2)
 
     def problem(self, locked: Target, lock: Callable[[Target], Target]) -> str | None:
         """Why this is no lock; None where the patch, and only the patch, makes the model the original. ``lock`` locks
@@ -152,4 +152,6 @@ def _unlock(target: Target, structure: Structure, trigger: Tensor) -> Unlock | N
     """Pixels to pixels with this trigger."""
     if structure.layout.carrier == "entries":
         return NoiseUnlock(trigger, normalise=False)
-    return Unlock(trigger, bounds=target.bounds, normalise=False, carrier=structure.layout.carrier)
+    video = target.input_shape if len(target.input_shape) == 4 else None  # images may be of several sizes
+    carrier = structure.layout.carrier
+    return Unlock(trigger, input_shape=video, bounds=target.bounds, normalise=False, carrier=carrier)
