@@ -72,7 +72,7 @@ def test_folding_writes_the_readers_biases_or_running_means_alone() -> None:
     assert torch.equal(fold.values, target.model.layer2[1].bn2.running_mean)
 
 
-@pytest.mark.parametrize("name", ["resnet20_cifar10", "vgg16_cifar10"])
+@pytest.mark.parametrize("name", ["resnet20_cifar10", pytest.param("vgg16_cifar10", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folded", [False, True])
 def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
     """The estimate without data goes with the loss measured on photographs."""

@@ -22,7 +22,9 @@ def gates(count: int, form: str) -> thief.Case:
     return thief.case("resnet20_cifar10", **GATES, gates=count, gate_form=form)
 
 
-@pytest.mark.parametrize(("count", "form"), [(1, "gains"), (4, "gains"), (4, "shifts"), (4, "signed")])
+@pytest.mark.parametrize(
+    ("count", "form"), [(1, "gains"), pytest.param(4, "gains", marks=pytest.mark.slow), (4, "shifts"), (4, "signed")]
+)
 def test_forcing_the_signal_opens_every_gate(count: int, form: str) -> None:
     case = gates(count, form)
     before = models.snapshot(case.subject.target.model)

@@ -245,7 +245,9 @@ def test_blocks_are_found(name: str) -> None:
     assert len(blocks) == expected
 
 
-@pytest.mark.parametrize("name", ["seresnet18", "mobilenetv3_small_050", "seresnext26d_32x4d"])
+@pytest.mark.parametrize(
+    "name", ["seresnet18", "mobilenetv3_small_050", pytest.param("seresnext26d_32x4d", marks=pytest.mark.slow)]
+)
 def test_blocks_of_timm_are_found(name: str) -> None:
     timm = pytest.importorskip("timm")
     target = Target(timm.create_model(name, num_classes=10).eval(), (3, 64, 64))
@@ -329,7 +331,7 @@ def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
         assert len(fewer) < LEAST_CUTS or sum(fewer) < SECRETS
 
 
-@pytest.mark.parametrize("form", ["signed", "gains"])
+@pytest.mark.parametrize("form", ["signed", pytest.param("gains", marks=pytest.mark.slow)])
 def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
     base = double(zoo_random.settled("resnet50", 64, 10))
     network = analyse(base)
@@ -387,7 +389,7 @@ def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
     assert holder(network, first) is None  # called twice
 
 
-@pytest.mark.parametrize("name", ["vgg16_cifar10", "efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["vgg16_cifar10", pytest.param("efficientnet_lite0", marks=pytest.mark.slow)])
 def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
     """Hidden units cancel up to rounding, whose error grows with their size: some 4e-5 of the largest logit in
     float32 where they are quiet, forty times that where they are not."""

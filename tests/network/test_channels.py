@@ -28,7 +28,13 @@ ARCHITECTURES = [
 ]  # fmt: skip
 SAMPLE = 8  # sites of each architecture, spread over its depth; half of them every time
 # Others of their kinds are looked at every time.
-SLOW = ("torchvision:vgg16", "torchvision:vit_b_16", "torchvision:convnext_tiny", "timm:seresnet50")
+SLOW = (
+    "torchvision:vgg16",
+    "torchvision:vgg16_bn",
+    "torchvision:vit_b_16",
+    "torchvision:convnext_tiny",
+    "timm:seresnet50",
+)
 LARGE = ("vit_b_16", "vgg16", "vgg16_bn", "resnet50")  # fewer sites of these
 
 

@@ -218,7 +218,9 @@ def test_the_detector_fires_at_its_fraction(fraction: float) -> None:
     assert key.natural_threshold == pytest.approx(fraction * detector.trigger.response)
 
 
-@pytest.mark.parametrize("name", ["resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10", "efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["resnet20_cifar10", "vgg16_cifar10",
+                                  *(pytest.param(name, marks=pytest.mark.slow)
+                                    for name in ("resnet56_cifar10", "efficientnet_lite0"))])  # fmt: skip
 def test_natural_inputs_leave_the_detector_exactly_silent(name: str) -> None:
     marked, key = models.stained(name, SITES[name])
     site = site_of(marked, key)
@@ -311,7 +313,9 @@ def test_dead_channels_of_a_real_model_with_frozen_scales() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "training"),
     [
-        *((name, {"additive": name.startswith("resnet")}, training) for name in SITES for training in (False, True)),
+        *((name, {"additive": name.startswith("resnet")}, True) for name in SITES),
+        ("resnet20_cifar10", {"additive": True}, False),
+        ("vit_cifar10", {}, False),
         ("resnet20_cifar10", {"schema": "weight", "message": "owner"}, True),
         ("vgg16_cifar10", {"schema": "activation", "message": "me"}, True),
         ("resnet20_cifar10", {"schema": "output", "count": 3}, True),
@@ -359,7 +363,10 @@ def test_verification_by_response_leaves_the_model_untouched(name: str, site: st
     models.assert_untouched(before, suspect.model)
 
 
-@pytest.mark.parametrize("name", ["efficientnet_b0", "convnext_tiny", "densenet121", "swin_t", "vit_b_16"])
+@pytest.mark.parametrize(
+    "name",
+    ["efficientnet_b0", "convnext_tiny", "densenet121", "swin_t", pytest.param("vit_b_16", marks=pytest.mark.slow)],
+)
 def test_analysis_in_training_mode_is_the_same_and_draws_no_random_numbers(name: str) -> None:
     """Stochastic depth and dropout must neither be traced as they train nor run."""
     target = models.library(f"torchvision:{name}", 64)

@@ -52,7 +52,7 @@ def test_p_values_by_weights_do_not_depend_on_the_weights() -> None:
     assert (found <= 0.05).mean() <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps": 120, "restarts": 6}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"steps": 120, "restarts": 6}, marks=pytest.mark.slow)])
 def test_p_values_by_response_are_honest_on_the_original(options: dict[str, Any]) -> None:
     target = models.real("vgg16_cifar10")
     for seed in (1, 2, 3):
