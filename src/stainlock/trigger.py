@@ -149,7 +149,7 @@ def find_triggers(
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
-                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, expected)
+                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, robust)
             if crop.gates is not None:
                 response = in_whole(target.from_bytes(best), own)
                 held = crop
@@ -170,7 +170,7 @@ def _ascend(
     generator: torch.Generator,
     layout: torch.memory_format,
     progress: Progress | None,
-    robust: Robust | None,
+    robust: bool,
 ) -> tuple[Tensor, Tensor]:
     """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
 
@@ -217,8 +217,6 @@ def _ascend(
             pixels = pixels.detach()
             pixels[dead] = (low + span * again).to(pixels)
             continue
-        if robust:
-            gradient = robust.blurred(gradient)
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
         rate = span * (first + (_LAST_STEP - first) * step / (steps - 1))
