@@ -113,7 +113,7 @@ def padded(builder: Builder, node: Any, source: Any, pads: list[int], value: flo
 
 
 def batch_norm(builder: Builder, node: Any) -> None:
-    names = ("weight", "bias", "running_mean", "running_var")
+    names = [name for name, tensor in nn.BatchNorm2d(1).state_dict().items() if tensor.dim()]  # in ONNX's order
     found = [builder.constant(node, place) for place in range(1, 5)]
     given = [own for own in found if own is not None]
     if len(given) != len(names) or attributes(node).get("training_mode", 0):
