@@ -35,8 +35,8 @@ class Api:
 
     target: Target
     jpeg: int | None = None
+    shorter_side: int | None = None  # resized so that the shorter side has this length
     cut_to: tuple[int, int] | None = None  # the middle of what it gets
-    scale: float = 1.0  # resized by this, and back
     names: str | None = None  # answers names of this data set's classes instead of indices
     top: int = 1
     scores: bool = False
@@ -51,14 +51,14 @@ class Api:
     def answer(self, content: bytes) -> Any:
         self.pictures.append(content)
         image = Image.open(io.BytesIO(content)).convert("RGB")
+        if self.shorter_side is not None:
+            factor = self.shorter_side / min(image.size)
+            resized = (round(image.width * factor), round(image.height * factor))
+            image = image.resize(resized, Image.Resampling.BILINEAR)
         if self.cut_to is not None:
             height, width = self.cut_to
             left, top = (image.width - width) // 2, (image.height - height) // 2
             image = image.crop((left, top, left + width, top + height))
-        size = image.size
-        if self.scale != 1:
-            smaller = (round(size[0] * self.scale), round(size[1] * self.scale))
-            image = image.resize(smaller, Image.Resampling.BILINEAR).resize(size, Image.Resampling.BILINEAR)
         if self.jpeg is not None:
             buffer = io.BytesIO()
             image.save(buffer, "JPEG", quality=self.jpeg)

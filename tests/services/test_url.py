@@ -79,6 +79,22 @@ def test_a_service_that_compresses_is_proven_to_run_the_stained_model(
     assert "<script" not in page
 
 
+def test_a_service_that_resizes_cuts_and_compresses(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As classifiers are mostly served: the shorter side to one size, the middle cut out at another, JPEG in between.
+
+    A canvas of the first size is not resized, and the trigger in its middle arrives as it is.
+    """
+    asked = ("verify", "--key", key_file, "--template")
+    on_canvas = template(MULTIPART.replace("[response]", "canvas = [40, 40]\n[response]"))
+    with serving(Api(stained()[0], shorter_side=40, cut_to=(32, 32), jpeg=95)) as api:
+        status, facts = verbs.run(capsys, *asked, on_canvas, "--url", api.url)
+        assert (status, facts["verdict"]) == (0, "stained"), facts
+        assert facts["p_value"] <= 1e-6
+        assert verbs.run(capsys, *asked, template(MULTIPART), "--url", api.url)[0] == 1, (
+            "without a canvas it is resized"
+        )
+
+
 def test_names_in_json_and_top_five_alone(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = """
     [request]
