@@ -316,6 +316,11 @@ def test_dead_channels_of_a_real_model_with_frozen_scales() -> None:
         *((name, {"additive": name.startswith("resnet")}, True) for name in SITES),
         ("resnet20_cifar10", {"additive": True}, False),
         ("vit_cifar10", {}, False),
+        *(
+            pytest.param(name, {"additive": name.startswith("resnet")}, False, marks=pytest.mark.slow)
+            for name in SITES
+            if name not in ("resnet20_cifar10", "vit_cifar10")
+        ),
         ("resnet20_cifar10", {"schema": "weight", "message": "owner"}, True),
         ("vgg16_cifar10", {"schema": "activation", "message": "me"}, True),
         ("resnet20_cifar10", {"schema": "output", "count": 3}, True),
