@@ -39,7 +39,7 @@ def test_a_cheap_site_gets_all_steps_and_an_expensive_one_fewer() -> None:
     last = max(network.sites.values(), key=lambda s: costs[s.name] if s.kind == "convolution" else -1)
     fewer = affordable_steps(network, last)
     assert fewer < STEPS
-    assert fewer == max(6, math.floor(3.0 / costs[last.name]))
+    assert fewer == max(STEPS // 2, math.floor(3.0 / costs[last.name]))
 
 
 def test_a_named_site_or_number_of_steps_is_left_to_the_owner() -> None:

@@ -23,18 +23,17 @@ from stainlock.network.sites import Site
 from stainlock.stains import schemas
 from stainlock.trigger import STEPS
 
-# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little. Half or a
-# quarter of them do where that saves a long search.
-GOOD_DIMENSION = 256
-_GOOD_DIMENSIONS, _LOW_DIMENSIONS = (GOOD_DIMENSION, 128), (64,)
+# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little. Half as
+# many do where that saves a long search; with a quarter, natural images come too close to triggers (SSDLite: 0.42).
+GOOD_DIMENSION, _FAIR_DIMENSION = 256, 128
 # The least number of positions of an object detector's map whose boxes are of every class.
 _GOOD_MAP = 64
 # A trigger of at most a twelfth of the image is found quickly and can be shown as a patch.
 _GOOD_PATCH = 1 / 12
 # What a step may cost, in forward passes of the whole network: cheap, fair, and at most.
 _COSTS_OF_A_STEP = (0.22, 0.5, 0.8)
-# What all steps together may cost, unless there are fewer than the least number.
-_BUDGET, _LEAST_STEPS = 3.0, 6
+# What all steps together may cost, unless fewer than half are left: then triggers stand out too little.
+_BUDGET = 3.0
 _FORWARD_AND_BACK, _OPS_AN_OUTPUT, _OPS_A_CALL = 3, 30, 2e6
 
 
@@ -73,18 +72,17 @@ def choose_output_site(network: Network) -> Site:
 
 
 def _quick(network: Network, usable: list[Site], dimension: int) -> list[Site]:
-    """Sites of a good dimension at which steps are cheap, or else not too expensive; then sites of a low dimension; and
-    where steps are expensive everywhere, the site at which they are cheapest."""
+    """Sites of a good dimension at which steps are cheap, or else not too expensive; where they are expensive
+    everywhere, the site at which they are cheapest."""
     costs = step_costs(network)
     # Where a layer has one position, few synthetic responses tell what is natural.
     usable = [s for s in usable if math.prod(s.grid) > 1] or usable
-    for dimensions in (_GOOD_DIMENSIONS, _LOW_DIMENSIONS):
-        for most in _COSTS_OF_A_STEP:
-            for enough in dimensions:
-                wide = [s for s in usable if s.dimension >= max(dimension, enough)]
-                if quick := [s for s in wide if costs[s.name] <= most]:
-                    return quick
-    wide = [s for s in usable if s.dimension >= max(dimension, *_LOW_DIMENSIONS)] or _widest(usable)
+    for most in _COSTS_OF_A_STEP:
+        for enough in (GOOD_DIMENSION, _FAIR_DIMENSION):
+            wide = [s for s in usable if s.dimension >= max(dimension, enough)]
+            if quick := [s for s in wide if costs[s.name] <= most]:
+                return quick
+    wide = [s for s in usable if s.dimension >= max(dimension, _FAIR_DIMENSION)] or _widest(usable)
     return [min(wide, key=lambda s: (costs[s.name], s.name))]
 
 
@@ -105,9 +103,9 @@ def step_costs(network: Network) -> dict[str, float]:
 
 
 def affordable_steps(network: Network, site: Site) -> int:
-    """As many steps as the budget allows."""
+    """As many steps as the budget allows, and half of them at least."""
     cost = step_costs(network)[site.name]
-    return STEPS if cost * STEPS <= _BUDGET else max(_LEAST_STEPS, int(_BUDGET / cost))
+    return STEPS if cost * STEPS <= _BUDGET else max(STEPS // 2, int(_BUDGET / cost))
 
 
 def _widest(sites: list[Site]) -> list[Site]:

@@ -56,8 +56,6 @@ Schema = Literal["none", "weight", "activation", "output"]
 # A trigger this many times above synthetic inputs, and at least half the median of all triggers, is good enough;
 # others get a second search with several starts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
-# And this many times above them a trigger stands out by a large margin: natural images reach a third of it at most.
-_LARGE = 8.0
 # The cosine between v and φ beyond which a trigger is as good as any.
 _ALIGNED = 0.7
 # A robust trigger's response may fall to two thirds on its way; its look-alikes' stays below half of it.
@@ -152,10 +150,6 @@ def stain(
     short = schema == "none" and steps is None and reduction == "position" and not robust
     first = affordable_steps(network, chosen) if short else full
     drawn = search(vectors, channels, natural, steps=first, restarts=restarts, noise=randomness, label="trigger")
-    if first < full // 2 and any(d.trigger.response < _LARGE * d.natural.largest for d in drawn):
-        # So few steps are enough where the margin is large; elsewhere it takes half of them.
-        first = full // 2
-        drawn = search(vectors, channels, natural, steps=first, restarts=restarts, noise=randomness, label="trigger")
     # Searches that ended in poor local maxima start again.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [
