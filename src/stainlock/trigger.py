@@ -26,7 +26,7 @@ _PIXELS_A_BATCH = 400_000
 # With fewer pixels than this, a second thread costs more than it saves.
 _PIXELS_A_THREAD = 5_000
 # Sign steps with momentum; the step size, as a part of the pixel range, falls linearly. Deep sites prefer smaller steps
-# and shallow ones larger: these are a compromise. Fewer steps are larger ones, up to twice as large.
+# and shallow ones larger: these are a compromise.
 STEPS = 36
 _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
 # How often gates that are held are taken again: after each quarter of the steps.
@@ -178,7 +178,6 @@ def _ascend(
     """
     if robust:
         steps *= _ROBUST_STEPS
-    first = _FIRST_STEP * min(2.0, max(1.0, STEPS / steps))
     memory = _ROBUST_MOMENTUM if robust else _MOMENTUM
     low, high = target.bounds
     span = high - low
@@ -209,18 +208,16 @@ def _ascend(
         (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
         if gradient is None:
             raise TriggerError("the detector's response does not depend on the image: use another site")
-        dead = ~gradient.flatten(1).any(1)
-        # Nothing passes the activations on the way: start from noise of full contrast. In a robust search look-alikes
-        # that are quiet enough have no gradient either.
-        if dead.any() and not rounding and not robust:
-            again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
-            pixels = pixels.detach()
-            pixels[dead] = (low + span * again).to(pixels)
-            continue
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
-        rate = span * (first + (_LAST_STEP - first) * step / (steps - 1))
+        rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
         pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
+        # Where nothing passes the activations on the way: again from noise of full contrast. In a robust search
+        # look-alikes that are quiet enough have no gradient either.
+        dead = ~gradient.flatten(1).any(1)
+        if dead.any() and not rounding and not robust:
+            again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
+            pixels[dead] = (low + span * again).to(pixels)
         if progress:
             progress(step + 1, steps)
     if not torch.isfinite(best).all():

@@ -267,7 +267,7 @@ def test_levels_are_pixels_too() -> None:
 
 def test_the_printed_recipe_leaves_a_residue_where_ours_leaves_none() -> None:
     base = models.real(REAL)
-    images = models.pixels(REAL, 50)
+    images = models.pixels(REAL, 100)
     target, key = lock_vit(base, seed=0, recipe="paper", scaling=Scaling(alpha=0.5, s2=0.5, clear_positions=True))
     edited = key.edited(target)
     unlocked, plain = key.unlock(images), base.normalise(images)

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from stainlock.gating.gated import Gated, gathered, permuted
-from stainlock.tensors import raw
 
 # Reordering one weight takes as long as this many values of a map, which are copied in whole rows.
 _COLUMN_COST = 8
@@ -50,9 +49,11 @@ def _in_order(x: Reordered) -> Tensor:
 
 def columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
     """Whether it is faster to reorder the layer's weight than its input; other classes may do more than multiply."""
+    if not isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear):
+        return False
     if type(layer) not in (nn.Conv2d, nn.Conv3d, nn.Linear) or getattr(layer, "padding_mode", "zeros") != "zeros":
         return False
-    return _COLUMN_COST * raw(layer, "weight").numel() < x.numel()
+    return _COLUMN_COST * layer.weight.numel() < x.numel()
 
 
 class Scattered(Tensor):

@@ -66,7 +66,12 @@ class Site:
 
     @property
     def searched(self) -> tuple[int, ...]:
-        """The part of the input that a trigger is searched in: the patch, or what of it is near."""
+        """The part of the input that a trigger is searched in: the patch, or what of it is near.
+
+        >>> site = sl.analyse(target).site("3")
+        >>> site.searched == site.patch
+        True
+        """
         if self.near is None:
             return self.patch
         return tuple(min(axis.size, n) for axis, n in zip(self.near.field, self.patch, strict=True))

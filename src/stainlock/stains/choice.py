@@ -9,7 +9,7 @@ search runs the network forward and back, up to the site, on the patch alone; wi
 
     step   = 3 · Σ over layers before the site (ops · patch / image + call) / Σ over all layers (ops + call)
 
-in forward passes. Where many steps are too expensive, fewer and larger ones are made.
+in forward passes. Where all steps are too expensive, half of them are made.
 """
 
 from __future__ import annotations
