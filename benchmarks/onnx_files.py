@@ -11,14 +11,10 @@ and locks the files by the command line, quantises the stained file, and runs al
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import io
-import logging
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +27,7 @@ from torch import Tensor
 import zoo
 from stainlock import Key, Target, verify
 from stainlock.cli import main as command
+from stainlock.exports.onnx_file import quietly
 from stainlock.models.onnx_import.importing import onnx_target
 from stainlock.storage.deployed import read_deployed
 from stainlock.storage.onnx_files import open_session
@@ -71,7 +68,7 @@ def _architectures() -> Iterator[tuple[str, Target]]:
 
 def _export(target: Target, path: Path, exporter: str) -> None:
     example = torch.rand(2, *target.input_shape, generator=torch.Generator().manual_seed(0))
-    with _silently():
+    with quietly():
         if exporter == "dynamo":
             shapes = ({0: torch.export.Dim("images")},)
             program: Any = torch.onnx.export(target.model, (example,), dynamo=True, dynamic_shapes=shapes)
@@ -94,7 +91,7 @@ def _difference(path: Path, read: Any) -> str:
     image = torch.rand(2, *given.shape[1:], generator=torch.Generator().manual_seed(1))
     expected = session.run(None, {given.name: image.numpy()})[0]
     try:
-        with _silently(), torch.no_grad():
+        with quietly(), torch.no_grad():
             found = read(path).eval()(image).numpy()
     except Exception as error:  # another package's, of any kind
         return f"no ({' '.join(str(error).split())[:60]})"
@@ -117,7 +114,7 @@ def protect(name: str, count: int) -> None:
             _command("lock", files["stained"], "--out", files["locked"], "--key", keys["lock"], "--seed", 2, *takes),
         ]
         for source, made in (("stained", "int8"), ("model", "int8 of model")):
-            with _silently():
+            with quietly():
                 importlib.import_module("onnxruntime.quantization").quantize_dynamic(
                     str(files[source]), str(files[made])
                 )
@@ -137,7 +134,7 @@ def protect(name: str, count: int) -> None:
 
 def _command(*arguments: object) -> float:
     start = time.process_time()
-    with contextlib.redirect_stdout(io.StringIO()), _silently():
+    with quietly():
         status = command([*map(str, arguments), "--quiet"])
     assert status == 0, arguments
     return time.process_time() - start
@@ -147,18 +144,6 @@ def _answers(path: Path, images: Tensor) -> Any:
     session = open_session(str(path))
     given = session.get_inputs()[0].name
     return np.concatenate([session.run(None, {given: part.numpy()})[0] for part in images.split(8)])
-
-
-@contextlib.contextmanager
-def _silently() -> Iterator[None]:
-    """Exporters and quantisers advise."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def main() -> int:

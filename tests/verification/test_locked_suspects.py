@@ -39,6 +39,16 @@ def test_a_target_is_told_to_be_opened(protected: Protected, method: Any) -> Non
     assert "lock" not in verify(stained, key, method=method).note
 
 
+def test_weights_are_opened_by_name_and_without_names(protected: Protected) -> None:
+    stained, key, locked, opens = protected
+    weights = {n: t for n, t in locked.model.state_dict().items() if n in stained.model.state_dict()}
+    renamed = {f"tensor{i}": t for i, t in enumerate(weights.values())}
+    for found in (weights, renamed):
+        assert not verify(found, key).stained
+        assert verify(found, key, lock_key=opens).stained
+    assert not verify(renamed, key, lock_key=lock(stained, seed=2)[1]).stained
+
+
 @pytest.fixture
 def files(protected: Protected, tmp_path: Path) -> Path:
     stained, key, locked, opens = protected

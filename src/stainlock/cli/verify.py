@@ -257,14 +257,11 @@ class _Found:
         be asked is given the lock's patch in every image.
         """
         from stainlock.target import Target
-        from stainlock.verification.lost_names import opened_without_names
+        from stainlock.verification.opening import opened_suspect
 
-        if isinstance(self.loaded, Target):
-            return _Found(key.opened(self.loaded))
-        if isinstance(self.loaded, Mapping):
+        if isinstance(self.loaded, Target | Mapping):
             left = [one for one in self.bundle.insertions if one not in key.revert.removals] if self.bundle else []
-            opened = key.opened_weights(self.loaded) | opened_without_names(key, self.loaded, sites)
-            return _Found(opened, hint=_lock_hint(left))
+            return _Found(opened_suspect(self.loaded, key, sites), hint=_lock_hint(left))
         return dataclasses.replace(self, lock_key=key)
 
     def annotated(self, verdict: Verdict, method: str) -> Verdict:

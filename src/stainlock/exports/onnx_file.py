@@ -30,20 +30,24 @@ def check_packages() -> None:
 
 def onnx_program(target: Target, inputs: Tensor, dynamic_shapes: Any = None) -> Any:
     """What torch.onnx makes of the model, silently; it runs code of the model's, and fails in many ways."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    with quietly(), evaluation_mode(target.model):
+        return torch.onnx.export(
+            target.model, (inputs, *target.extra_inputs), dynamo=True, verbose=False, external_data=False,
+            dynamic_shapes=dynamic_shapes,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without the advice of exporters and quantisers, which they print, warn of and log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), evaluation_mode(target.model), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            return torch.onnx.export(
-                target.model, (inputs, *target.extra_inputs), dynamo=True, verbose=False, external_data=False,
-                dynamic_shapes=dynamic_shapes,
-            )  # fmt: skip
+            yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def write_onnx(program: Any, path: Path) -> None:

@@ -49,11 +49,8 @@ def _in_order(x: Reordered) -> Tensor:
 
 def columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
     """Whether it is faster to reorder the layer's weight than its input; other classes may do more than multiply."""
-    if not isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear):
-        return False
-    if type(layer) not in (nn.Conv2d, nn.Conv3d, nn.Linear) or getattr(layer, "padding_mode", "zeros") != "zeros":
-        return False
-    return _COLUMN_COST * layer.weight.numel() < x.numel()
+    multiplies = type(layer) is nn.Linear or (type(layer) in (nn.Conv2d, nn.Conv3d) and layer.padding_mode == "zeros")
+    return multiplies and isinstance(layer.weight, Tensor) and _COLUMN_COST * layer.weight.numel() < x.numel()
 
 
 class Scattered(Tensor):

@@ -145,8 +145,8 @@ def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region
 
 def searched_region(target: Target, site: Site, position: tuple[int, ...], crop: Crop) -> Region:
     """The pixels of a trigger: those that the position sees, or where gates are held those that it sees near it."""
-    held = site.near is not None and crop.gates is not None
-    return _region(target, site.near.field if held and site.near else site.field, position)
+    field = site.field if site.near is None or crop.gates is None else site.near.field
+    return _region(target, field, position)
 
 
 def _region(target: Target, field: Field | None, position: tuple[int, ...]) -> Region:

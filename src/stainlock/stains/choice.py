@@ -24,7 +24,7 @@ from stainlock.stains import schemas
 from stainlock.trigger import STEPS
 
 # Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little. Half as
-# many do where that saves a long search; with a quarter, natural images come too close to triggers (SSDLite: 0.42).
+# many do where that saves a long search; with a quarter, natural images come too close to triggers.
 GOOD_DIMENSION, _FAIR_DIMENSION = 256, 128
 # The least number of positions of an object detector's map whose boxes are of every class.
 _GOOD_MAP = 64

@@ -14,6 +14,7 @@ from stainlock.gating.structure import Structure
 from stainlock.key import Key
 from stainlock.network.network import sharing_analysis
 from stainlock.target import Target
+from stainlock.verification.opening import opened_suspect
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
 from stainlock.verification.response import largest_natural, verify_response
@@ -84,7 +85,13 @@ def _verify_each(
 def _verify_one(suspect: Suspect, key: Key, *, lock_key: Key | None = None, **options: Any) -> Verdict:
     """One verdict, which says so where a keyed lock hides what it looked for."""
     if lock_key is not None and isinstance(suspect, Target | nn.Module | Mapping):
-        suspect, lock_key = _without_lock(suspect, lock_key), None
+        if not isinstance(suspect, Target | Mapping):
+            name = type(suspect).__name__
+            raise ValueError(
+                f"expected a Target, a state dict or a callable with lock_key, got the module {name}: give its"
+                " state_dict()"
+            )
+        suspect, lock_key = opened_suspect(suspect, lock_key, [key.site]), None
     verdict = _looked_for(suspect, key, lock_key=lock_key, **options)
     locked = isinstance(suspect, Target) and Structure.of(suspect) is not None
     return noted(verdict, LOCKED) if locked and not verdict.stained else verdict
@@ -133,17 +140,6 @@ def _looked_for(
         return found
     by_response = looked(target, key, natural=natural)
     return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
-
-
-def _without_lock(suspect: Target | nn.Module | Mapping[str, Tensor], lock_key: Key) -> Suspect:
-    if isinstance(suspect, Target):
-        return lock_key.opened(suspect)
-    if isinstance(suspect, Mapping):
-        return lock_key.opened_weights(suspect)
-    raise ValueError(
-        f"expected a Target, a state dict or a callable with lock_key, got the module {type(suspect).__name__}: give"
-        " its state_dict()"
-    )
 
 
 def _as_target(suspect: Suspect, key: Key) -> Target | None:

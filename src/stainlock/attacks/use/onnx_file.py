@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import io
-import logging
 import tempfile
-import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from torch import Tensor, nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.use.calibration import behind_the_gates, whole_model
 from stainlock.errors import ModelError
-from stainlock.exports.onnx_file import check_packages, onnx_program
+from stainlock.exports.onnx_file import check_packages, onnx_program, quietly
 from stainlock.storage.onnx_files import open_session
 from stainlock.storage.onnx_weights import onnx_weights
 from stainlock.storage.weights import one_line
@@ -81,7 +78,7 @@ def _dynamic(subject: Subject, strength: Strength) -> Attacked:
     with _exported(subject.target) as path:
         quantisation: Any = importlib.import_module("onnxruntime.quantization")
         small = path.with_name("small.onnx")
-        with _quietly():
+        with quietly():
             quantisation.quantize_dynamic(str(_without_shapes(path)), str(small))
         return _as_module(subject.target, small)
 
@@ -116,26 +113,13 @@ def _calibrated(target: Target, images: Tensor, spared: Collection[str]) -> Atta
                 return next(rows, None)
 
         small, in_floats = path.with_name("small.onnx"), nodes_of(path, spared)
-        with _quietly():
+        with quietly():
             quantisation.quantize_static(
                 str(_without_shapes(path)), str(small), Calibration(), per_channel=True, nodes_to_exclude=in_floats,
                 weight_type=quantisation.QuantType.QInt8, activation_type=quantisation.QuantType.QUInt8,
             )  # fmt: skip
         found = _as_module(target, small)
     return Attacked(found.target, used=len(images))
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """ONNX Runtime's quantiser advises on the root logger."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 BOTH = ("stain", "lock")
