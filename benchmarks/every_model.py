@@ -1,6 +1,6 @@
 """Which models are stained and locked: a sweep over families of models with random weights, and its table.
 
-    python benchmarks/every_model.py FOLDER [--library timm] [--everything] [--most MILLIONS]
+    python benchmarks/every_model.py FOLDER [--library timm] [--everything] [--most MILLIONS] [--verb lock]
 
 Every model is stained by default and verified by weights (the stained copy must be, the original must not be), and
 locked by default (keyed): with the patch its outputs must be the original's to 1e−3 of their spread, without it they
@@ -40,13 +40,14 @@ class Coverage:
     libraries: tuple[str, ...]
     everything: bool
     most: float  # millions of parameters
+    verbs: tuple[str, ...] = ("stain", "lock")
 
     def units(self) -> list[Unit]:
         names = [name for library in self.libraries for name in listed(library, everything=self.everything)]
         return [Unit(name, {"model": name}) for name in names]
 
     def identity(self) -> dict[str, Any]:
-        return {"version": __version__, "most": self.most}
+        return {"version": __version__, "most": self.most, "verbs": self.verbs}
 
     def prepare(self) -> None:
         return None
@@ -62,7 +63,8 @@ class Coverage:
         if row["millions"] > self.most:
             return [{**row, "built": "too large for this sweep"}]
         row["forward"] = _seconds(lambda: target.predict(synthetic_inputs(target, 1, _generator())), target)
-        for name, attempt in (("stain", _stained), ("lock", _locked)):
+        attempts = {"stain": _stained, "lock": _locked}
+        for name, attempt in ((verb, attempts[verb]) for verb in self.verbs):
             start = time.process_time()
             row[name] = _outcome(lambda attempt=attempt: row.update(attempt(target)))  # type: ignore[misc]
             row[f"{name}_passes"] = round((time.process_time() - start) / max(row["forward"], 1e-9), 1)
@@ -143,7 +145,7 @@ def matrix(rows: list[dict[str, Any]]) -> str:
     exact to rounding alone."""
     libraries = defaultdict(list)
     for row in rows:
-        if "stain" in row:
+        if "forward" in row:
             libraries[row["model"].partition(":")[0]].append(row)
     lines = [
         "| library | models | stained | keyed lock | of these exact to rounding | crashes | passes of a stain, median |"
@@ -151,9 +153,9 @@ def matrix(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for library, own in libraries.items():
-        counts = {name: Counter(row[name].partition(":")[0] for row in own) for name in ("stain", "lock")}
+        counts = {name: Counter(row.get(name, "").partition(":")[0] for row in own) for name in ("stain", "lock")}
         crashes = sum(count["crashed"] for count in counts.values())
-        passes = sorted(row["stain_passes"] for row in own if row["stain"] == "yes" and row["forward"] > 0)
+        passes = sorted(row["stain_passes"] for row in own if row.get("stain") == "yes" and row["forward"])
         usual = f"{passes[len(passes) // 2]:.0f} | {passes[-1]:.0f}" if passes else "– | –"
         rounded = sum(row.get("error", 0.0) > _EXACT for row in own)
         numbers = (len(own), counts["stain"]["yes"], counts["lock"]["yes"], rounded, crashes)
@@ -177,8 +179,10 @@ def main() -> None:
     parser.add_argument("--library", action="append", choices=LIBRARIES, default=[])
     parser.add_argument("--everything", action="store_true", help="all of torchvision's models, not one of each family")
     parser.add_argument("--most", type=float, default=40.0, metavar="MILLIONS", help="leave out larger models")
+    parser.add_argument("--verb", action="append", choices=("stain", "lock"), default=[], help="both, or one")
     options = parser.parse_args()
-    work = Coverage(tuple(options.library) or LIBRARIES, options.everything, options.most)
+    verbs = tuple(options.verb) or Coverage.verbs
+    work = Coverage(tuple(options.library) or LIBRARIES, options.everything, options.most, verbs)
     rows = run_sweep(work, options.folder, progress=lambda done, total: print(f"{done}/{total}", flush=True))
     (options.folder / "matrix.md").write_text(matrix(rows), encoding="utf-8")
     print(matrix(rows))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
+from stainlock.gating.structure import KIND as KEYED
 from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
 from stainlock.storage.checks import check_permutations, check_replacements, check_writes
 from stainlock.storage.durable import write_file
@@ -259,7 +260,8 @@ class Plan:
         >>> torch.equal(restored.predict(images), target.predict(images))
         True
         """
-        prepared = self._structure().apply(target) if self.insertions else target
+        # A keyed lock's hooks bring no tensors, so that there is no need for a copy that has them.
+        prepared = self._structure().apply(target) if any(i.kind != KEYED for i in self.insertions) else target
         self._check(prepared.model)
         state = _state(prepared.model)
         restores = []

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from stainlock.gating.structure import Structure, file_view
 from stainlock.network.network import analyse
 from stainlock.target import Target
 from stainlock.tensors import raw
@@ -31,7 +32,8 @@ def pruned(target: Target, share: float) -> Target:
 
 def folded(target: Target) -> tuple[Target, int]:
     """Each batch norm multiplied into the convolution before it, as for deployment; and how many were."""
-    norms = {site.name: site.norm for site in analyse(target).sites.values() if site.norm is not None}
+    plain = target if Structure.of(target) is None else file_view(target)  # which norm follows a layer, a gate leaves
+    norms = {site.name: site.norm for site in analyse(plain).sites.values() if site.norm is not None}
     changed = target.copy()
     for convolution, norm in norms.items():
         before, after = changed.model.get_submodule(convolution), changed.model.get_submodule(norm)

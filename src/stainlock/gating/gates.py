@@ -33,6 +33,13 @@ class Reader:
         inputs = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(inputs, Tensor):
             raise ModelError(f"a keyed lock reads its bits from a tensor of images, got {type(inputs).__name__}")
+        seen = self.read(inputs)
+        if self.layout.carrier == "patch":
+            return None
+        return ((seen, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): seen})
+
+    def read(self, inputs: Tensor) -> Tensor:
+        """Leave the permutations of these images to the gates; what the network is to see of them."""
         self._check(inputs)
         found = self._permutations(self.layout.read(inputs))
         stack = FRAMES.stacks.setdefault(self.lock, [])
@@ -40,10 +47,7 @@ class Reader:
             stack[-1] = found
         else:  # a part of the model is run by itself
             stack.append(found)
-        if self.layout.carrier == "patch":
-            return None
-        seen = self.layout.cut(inputs)
-        return ((seen, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): seen})
+        return self.layout.cut(inputs)
 
     def _permutations(self, bits: Tensor) -> Orders:
         if is_traced():

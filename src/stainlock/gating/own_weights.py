@@ -6,6 +6,7 @@ multiplied with the layer's weight, takes the right one instead; whoever else lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,12 +70,18 @@ class Scattered(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in (F.conv2d, F.conv3d, F.linear) and isinstance(args[0], Scattered):
                 x, weight, *others = args
-                images = x.as_subclass(Tensor)
-                parts = images.split(1) if len(x.pools) > 1 else (images,)
-                found = [
-                    func(part, gathered(weight, pools)[0], *others, **(kwargs or {}))
-                    for part, pools in zip(parts, x.pools.split(1), strict=True)
-                ]
-                return torch.cat(found) if len(found) > 1 else found[0]
+                return by_own_weights(func, x.as_subclass(Tensor), weight, x.pools, *others, **(kwargs or {}))
             args, kwargs = tree_map_only(Scattered, lambda own: own.as_subclass(Tensor), (args, kwargs or {}))
             return func(*args, **kwargs)
+
+
+def by_own_weights(
+    multiply: Callable[..., Tensor], images: Tensor, weight: Tensor, pools: Tensor, *others: Any, **options: Any
+) -> Tensor:
+    """What a scattered layer gives these images, all of one key or each of its own."""
+    parts = images.split(1) if len(pools) > 1 else (images,)
+    found = [
+        multiply(part, gathered(weight, own)[0], *others, **options)
+        for part, own in zip(parts, pools.split(1), strict=True)
+    ]
+    return torch.cat(found) if len(found) > 1 else found[0]

@@ -1,8 +1,14 @@
-"""Which layers of a locked model stay in floats while the others are quantised to 8 bits.
+"""Locked models in 8 bits.
 
-The signal is at one of a map's thousands of positions, and after pooling it is smaller than one of the map's 256
-quantisation steps: quantised statically, a lock never opens again. Behind the last gate there is no signal, and layers
-can be quantised like those of any model, calibrated on images with the patch:
+A keyed lock is carried by permutations, which 8 bits leave as they are: `traceable` gives the form of the model that
+PyTorch's static quantisation can follow.
+
+    model = traceable(locked)
+    prepared = prepare_fx(model, get_default_qconfig_mapping(), (example,))
+
+In the paper's locks the signal is at one of a map's thousands of positions, and after pooling it is smaller than one
+of the map's 256 quantisation steps: quantised statically, such a lock never opens again. Behind the last gate there is
+no signal, and layers can be quantised like those of any model, calibrated on images with the patch:
 
     mapping = get_default_qconfig_mapping()
     for name in layers_in_floats(locked, key):
@@ -18,9 +24,37 @@ import torch
 from torch import nn
 
 from stainlock.errors import ModelError
+from stainlock.gating.modules import ReadFirst, behind_gate
+from stainlock.gating.structure import KIND, Structure
+from stainlock.insertion import set_submodule
 from stainlock.key import Key
 from stainlock.probes import synthetic_inputs
 from stainlock.target import Target, evaluation_mode
+
+
+def traceable(locked: Target) -> nn.Module:
+    """A copy of a model with keyed locks that torch.fx can trace, as static quantisation does: the reader and the gates
+    are modules in it, where a locked model has hooks. Its layers have other names, so save the locked model itself.
+    """
+    structures = [Structure.from_facts(i.facts) for i in locked.insertions if i.kind == KIND]
+    if not structures:
+        raise ModelError("expected a model with a keyed lock, got one without: torch.fx traces it as it is")
+    copied = locked.copy()
+    for structure in structures:
+        structure.remove(copied)
+    model: nn.Module = copied.model
+    # The first lock's hooks run first, so its modules come around the others'.
+    for structure in reversed(structures):
+        for number, gated in enumerate(structure.gates):
+            layer = behind_gate(model.get_submodule(gated.layer), structure.name, number, gated)
+            set_submodule(model, gated.layer, layer)
+    for structure in reversed(structures):
+        reader = (structure.name, structure.layout, structure.schedule)
+        if structure.reader:
+            set_submodule(model, structure.reader, ReadFirst(model.get_submodule(structure.reader), *reader))
+        else:
+            model = ReadFirst(model, *reader)
+    return model
 
 
 def layers_in_floats(locked: Target, key: Key) -> list[str]:

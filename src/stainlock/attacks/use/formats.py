@@ -13,6 +13,8 @@ from torch import nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.deployment import folded
 from stainlock.attacks.use.calibration import behind_the_gates, whole_model
+from stainlock.gating.structure import Structure
+from stainlock.locks.quantise import traceable
 from stainlock.target import Target
 
 
@@ -70,6 +72,7 @@ def _quantised(target: Target, images: torch.Tensor, spared: Sequence[str]) -> n
 
     ready, _ = folded(target)  # batch norms that carry their activation would stay in 32 bits
     # Layers that look at the image's size to pad it (TensorFlow's way) can't be traced: they stay as they are.
+    model: nn.Module = ready.model if Structure.of(ready) is None else traceable(ready)
     opaque = {type(m) for m in ready.model.modules() if isinstance(m, nn.Conv2d) and type(m) is not nn.Conv2d}
     config = PrepareCustomConfig().set_non_traceable_module_classes(list(opaque))
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -80,12 +83,12 @@ def _quantised(target: Target, images: torch.Tensor, spared: Sequence[str]) -> n
             mapping.set_module_name(name, None)
         prepare: Any = prepare_fx
         convert: Any = convert_fx
-        prepared = prepare(ready.model.eval(), mapping, (example,), prepare_custom_config=config)
+        prepared = prepare(model.eval(), mapping, (example,), prepare_custom_config=config)
         for batch in images.split(16):
             prepared(target.normalise(batch))
-        model: nn.Module = convert(prepared)
-        model(example)  # a backend that lacks an operation says so now
-    return model
+        converted: nn.Module = convert(prepared)
+        converted(example)  # a backend that lacks an operation says so now
+    return converted
 
 
 BOTH = ("stain", "lock")
