@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="The lock's key, which the owner has.")
 @click.option("--patch", "patch_file", type=FILE, metavar="FILE.png", help="Instead of --key: the patch, which the"
               " client has; a generator's vector is a .safetensors file.")  # fmt: skip
-@click.option("--out", type=FILE, required=True, metavar="DIR", help="Where the images or noise go.")
+@click.option("--out", type=FILE, metavar="DIR", help="Where the images or noise go.")
+@click.option("--check", is_flag=True, help="Instead of --out: does each INPUT, prepared before, still open the model?"
+              " Exit status 1 if one does not.")  # fmt: skip
 @click.option("--input-size", type=Size(), help="With --patch: the model's input size, if the file does not tell it.")
 @click.option("--model", metavar="DIR", help="Instead of INPUT: a locked model, to be opened for good.")
 @click.option("--code", metavar="FILE.py:FACTORY", help="With --model: what builds a model made by Python code.")
@@ -33,27 +35,38 @@ def command(
     inputs: tuple[Path, ...],
     key_file: Path | None,
     patch_file: Path | None,
-    out: Path,
+    out: Path | None,
+    check: bool,
     input_size: tuple[int, int] | None,
     model: str | None,
     code: str | None,
     trust_code: bool,
-) -> None:
+) -> int | None:
     """Write each INPUT image at the model's input size, with the trigger patch in place.
 
     The owner's key and the client's patch do the same. For an object detector that is the size to which it would resize
     the image, so that it leaves the patch as it is. For a generator's lock INPUT is a safetensors file of noise
     vectors, which get the trigger appended. With --model DIR the model as it was before it was locked is written
     instead, bit for bit; only the key can do that.
+
+    With --check nothing is written: the bits of a keyed lock's patch are read back from images that were prepared
+    before, and compared with the key's.
     """
     if (model is None) == (not inputs):
         raise ValueError("expected either INPUT files, or --model DIR to open for good")
     if (key_file is None) == (patch_file is None):
         raise ValueError("expected either --key FILE, the owner's, or --patch FILE.png, the client's")
+    if check:
+        if out is not None or model is not None or key_file is None:
+            raise ValueError("expected INPUT files and the owner's --key with --check, and neither --out nor --model")
+        return _check(report, inputs, key_file)
+    if out is None:
+        raise ValueError("expected --out DIR for what is written, or --check to read patches back")
     if model is not None:
         if key_file is None:
             raise ValueError("a patch does not open a model for good: expected the owner's --key with --model")
-        return _open(report, model, Code(code, trust_code), key_file, out)
+        _open(report, model, Code(code, trust_code), key_file, out)
+        return None
     names = [f"{path.stem}.png" for path in inputs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
@@ -66,9 +79,28 @@ def command(
         if append is not None:
             from stainlock.cli.generator import unlock_noise
 
-            return unlock_noise(report, append, inputs, outputs, out)
+            unlock_noise(report, append, inputs, outputs, out)
+            return None
         assert patch is not None
         _unlock_images(report, patch, inputs, outputs, out, input_size)
+    return None
+
+
+def _check(report: Report, inputs: tuple[Path, ...], key_file: Path) -> int:
+    from stainlock.evaluation.data import open_levels
+    from stainlock.key import Key
+    from stainlock.unlocking.reading import read_back
+
+    key = Key.load(key_file)
+    channels = int(key.conventions["input_shape"][0])
+    rows, lines = [], []
+    for path in inputs:
+        reading = read_back(open_levels(path, channels)[None], key)
+        rows.append({"file": str(path), "opens": bool(reading.opens[0]), "wrong_bits": int(reading.wrong[0]),
+                     "unsure_bits": int(reading.unsure[0]), "margin": float(reading.margin[0])})  # fmt: skip
+        lines.append(f"{path} {reading.said(0)}")
+    report.result({"bits": reading.bits, "images": rows}, *lines)
+    return 0 if all(row["opens"] for row in rows) else 1
 
 
 def _of_key(path: Path) -> tuple[Patch | None, NoiseUnlock | None]:

@@ -218,8 +218,8 @@ class Bundle:
         if not trust_code:
             raise ModelError(
                 f"{self.path} is built by Python code, {self.reference}, and a bundle's code is not run unasked: give"
-                " it as --model FILE.py:FACTORY (in Python model=), or, if you trust the bundle, say --trust-code"
-                " (trust_code=True)"
+                " it as --model FILE.py:FACTORY (unlock: --code, in Python model=), or, if you trust the bundle, say"
+                " --trust-code (trust_code=True)"
             )
         return load_reference(self.code)
 

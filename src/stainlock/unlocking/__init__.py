@@ -2,12 +2,13 @@
 
 `unlock` chooses by the kind of lock: `patch` puts a patch into the corner of images, `noise` appends a vector to a
 generator's noise, `object_detectors` makes an object detector that puts the patch in behind its own resizing.
-`lock_key` says what these need to know of a key.
+`reading` reads a keyed lock's patch back from an image. `lock_key` says what these need to know of a key.
 """
 
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.object_detectors import unlock_detector
 from stainlock.unlocking.patch import Unlock
+from stainlock.unlocking.reading import Reading, read_back
 from stainlock.unlocking.unlock import unlock, unlock_transform
 
-__all__ = ["NoiseUnlock", "Unlock", "unlock", "unlock_detector", "unlock_transform"]
+__all__ = ["NoiseUnlock", "Reading", "Unlock", "read_back", "unlock", "unlock_detector", "unlock_transform"]
