@@ -97,7 +97,11 @@ def test_batch_norms_fold_into_gated_and_scattered_layers() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet20_cifar10", "vit_cifar10_torchvision", pytest.param("vgg16_cifar10", marks=pytest.mark.slow)],
+    [
+        "resnet20_cifar10",
+        pytest.param("vit_cifar10_torchvision", marks=pytest.mark.slow),
+        pytest.param("vgg16_cifar10", marks=pytest.mark.slow),
+    ],
 )
 def test_static_8_bits_leave_the_lock_as_good_as_the_original(name: str) -> None:
     """Within three images of a hundred of the original in 8 bits; without the patch still at chance."""
