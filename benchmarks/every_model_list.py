@@ -89,6 +89,7 @@ def listed(library: str, *, everything: bool = False) -> list[str]:
 def built(reference: str) -> Target:
     """The model with random weights, its batch norms told what its channels are like."""
     target = _built(reference)
+    _fill_zeros(target.model)
     norms = [m for m in target.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if norms and not target.normalises:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluation_mode(target.model):
@@ -97,6 +98,16 @@ def built(reference: str) -> Target:
             for seed in range(2):
                 target.predict(synthetic_inputs(target, 4, torch.Generator().manual_seed(seed)))
     return target
+
+
+def _fill_zeros(model: nn.Module) -> None:
+    """Heads and the last layers of residual branches often start at zero, which no trained model has: its outputs would
+    not depend on the image."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() and not name.endswith("bias") and not parameter.detach().any():
+            with torch.no_grad():
+                parameter.normal_(0.0, 0.02, generator=generator)
 
 
 def _built(reference: str) -> Target:

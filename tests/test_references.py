@@ -345,6 +345,16 @@ def test_weights_that_are_not_finite(tmp_path: Path, name: str, value: float) ->
         check_finite(model)
 
 
+def test_masks_and_bounds_may_be_infinite(tmp_path: Path) -> None:
+    model = small_model()
+    model.register_buffer("bound", torch.tensor(float("inf")))
+    check_finite(model)
+    load_weights(model, write(tmp_path / "w.safetensors", model.state_dict()))
+    model.register_buffer("bound", torch.tensor(float("nan")))
+    with pytest.raises(ModelError, match="bound"):
+        check_finite(model)
+
+
 def test_overflow_in_the_models_dtype_is_found(tmp_path: Path) -> None:
     state = small_model().state_dict()
     state["0.bias"] = state["0.bias"] * 0 + 1e6

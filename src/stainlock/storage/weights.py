@@ -47,7 +47,7 @@ def load_state(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
     found = _strip_prefixes(state, own)
     _check_match(own, found, source)
     state = {name: found[name].to(tensor.dtype) for name, tensor in own.items() if name in found}
-    _check_finite(state, source)
+    _check_finite(model, state, source)
     # Not strict: batch norm counters may be missing, and nothing else can be after the check above.
     model.load_state_dict(state, strict=False)
 
@@ -159,8 +159,9 @@ def _torch_version() -> tuple[int, int]:
 
 
 def check_finite(model: nn.Module, source: str = "the model") -> None:
-    """Raise ModelError where a weight is NaN or infinite: every result after it would be worthless."""
-    _check_finite(model.state_dict(), source)
+    """Raise ModelError where a weight is NaN or infinite: every result after it would be worthless. Buffers may be
+    infinite, as masks are and bounds that clip nothing, but for a norm's statistics."""
+    _check_finite(model, model.state_dict(), source)
 
 
 def one_line(error: BaseException) -> str:
@@ -169,10 +170,14 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
+def _check_finite(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    statistics = ("running_mean", "running_var")
+    boundless = {name for name, _ in model.named_buffers(remove_duplicate=False) if not name.endswith(statistics)}
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            bad = int((~torch.isfinite(tensor)).sum())
+        if not tensor.is_floating_point():
+            continue
+        bad = int((tensor.isnan() if name in boundless else ~tensor.isfinite()).sum())
+        if bad:
             raise ModelError(
                 f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them"
             )

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import stainlock as sl
 from stainlock import Key, ModelError, Target
+from stainlock.gating.gated import Gated
 from stainlock.locks.keyed import Structure
 from stainlock.locks.keyed.check import answers, in_float64
 from stainlock.probes import synthetic_inputs
@@ -145,3 +146,59 @@ def test_a_model_that_ignores_its_image_is_refused() -> None:
     blind[1].bias.data.zero_()
     with pytest.raises(ModelError, match="check its weights"):
         sl.lock(Target(blind, (3, 32, 32)), seed=0)
+
+
+class Shared(nn.Module):
+    """A network whose answers to an image depend on the others of its batch, as those of timm's GCViT do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models.conv_net().model
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers: Tensor = self.inner(x)
+        return answers + 0.05 * answers.roll(1, 0)
+
+
+def test_images_that_change_each_other_are_not_taken_for_gates_that_fail() -> None:
+    target = Target(Shared().eval(), (3, 32, 32), **models.UNIT)
+    locked, key = sl.lock(target, seed=0)
+    assert len(gates_of(locked)) == len(gates_of(sl.lock(models.conv_net(), seed=0)[0]))
+    assert error(target, locked, key, synthetic_inputs(target, 4, torch.Generator().manual_seed(3))) <= 1e-5
+
+
+class LoudGrey(nn.Module):
+    """A network that makes much of rounding, but for plain images, whose answers are far larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models.conv_net().model
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers: Tensor = self.inner(x)
+        plain = (roughness(x[:, :, 20:, 20:]) < 0.01).view(-1, 1)
+        return torch.where(plain, 1e4 * answers, torch.sin(3e5 * answers))
+
+
+def test_rounding_is_measured_on_the_images_whose_error_it_explains() -> None:
+    target = Target(LoudGrey().eval(), (3, 32, 32), **models.UNIT)
+    locked, _ = sl.lock(target, seed=0)
+    assert len(gates_of(locked)) == len(gates_of(sl.lock(models.conv_net(), seed=0)[0]))
+
+
+def test_a_model_that_ignores_images_is_refused_after_one_try() -> None:
+    calls = []
+    target = models.conv_net()
+    with torch.no_grad():
+        for parameter in list(target.model.parameters())[-2:]:
+            parameter.zero_()
+    target.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(ModelError, match="without the patch its outputs stay as they are"):
+        sl.lock(target, seed=0)
+    assert len(calls) <= 8
+
+
+def gates_of(locked: Target) -> tuple[Gated, ...]:
+    structure = Structure.of(locked)
+    assert structure is not None
+    return structure.gates

@@ -28,7 +28,7 @@ from stainlock.gating.schedule import check_widths, row_orders
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion
 from stainlock.key import Detector, Key
-from stainlock.locks.keyed.check import Check
+from stainlock.locks.keyed.check import IDLE, Check
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.statistics import statistics_writes
 from stainlock.network.features import Region
@@ -138,7 +138,7 @@ def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor)
         return locked, plan, check.problem(locked, lambda other: keyed_plan(other, own, bits).apply(other))
 
     locked, plan, problem = tried(structure.gates)
-    if problem is not None and (kept := [gated for gated in structure.gates if tried([gated])[2] is None]):
+    if problem not in (None, IDLE) and (kept := [gated for gated in structure.gates if tried([gated])[2] is None]):
         locked, plan, problem = tried(kept)
     if problem is not None:
         raise ModelError(f"the model can't be locked: {problem}")
