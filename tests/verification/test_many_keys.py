@@ -9,10 +9,12 @@ from typing import Any
 
 import models
 import pytest
+import torch
 
 from stainlock import Key, Target, save_bundle, stain, verify
 from stainlock.cli import main
 from stainlock.network import network
+from stainlock.verification import response
 from stainlock.verification.reference import Reference
 
 
@@ -47,6 +49,32 @@ def test_the_suspect_is_analysed_once(marked: tuple[Target, Target, list[Key]], 
     assert len(runs) == 1
     network.analyse(target)
     assert len(runs) == 2, "nothing is remembered afterwards: the model may change"
+
+
+def test_responses_at_one_site_are_measured_once(
+    marked: tuple[Target, Target, list[Key]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, stained, keys = marked
+    alone = [verify(stained, key, method="response") for key in keys]
+    runs = []
+    own = response._samples
+    monkeypatch.setattr(response, "_samples", lambda *given: runs.append(given) or own(*given))
+    together = verify(stained, keys, method="response")
+    assert len(runs) == 1
+    assert [v.stained for v in together] == [False, False, True]
+    for verdict, other in zip(together, alone, strict=True):
+        assert verdict.log10_p_value == pytest.approx(min(0, other.log10_p_value + math.log10(3)), abs=1e-9)
+    verify(stained, [keys[0], stain(stained, seed=4, site="0")[1]], method="response")
+    assert len(runs) == 3, "another site has other rows"
+
+
+def test_rows_of_another_model_are_not_remembered(marked: tuple[Target, Target, list[Key]]) -> None:
+    target, stained, keys = marked
+    rows, site = response.remembered_rows(), network.analyse(stained).site("2")
+    for model in (target, stained, target, stained):
+        assert torch.equal(rows(model, site, 0, None), response.rows_of(model, site, 0, None))
+    assert not torch.equal(rows(target, site, 0, None), rows(stained, site, 0, None))
+    assert not verify(target, keys, method="response")[2].stained
 
 
 def test_wrong_numbers_of_keys(marked: tuple[Target, Target, list[Key]]) -> None:

@@ -17,7 +17,7 @@ from stainlock.target import Target
 from stainlock.verification.opening import opened_suspect
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
-from stainlock.verification.response import largest_natural, verify_response
+from stainlock.verification.response import RowsOf, largest_natural, remembered_rows, verify_response
 from stainlock.verification.verdict import LOCKED, SIGNIFICANCE, Verdict, concluded, noted
 from stainlock.verification.weights import for_two_looks, verify_weights
 
@@ -43,7 +43,8 @@ def verify(suspect: Suspect, key: Sequence[Key], **options: Any) -> list[Verdict
 def verify(suspect: Suspect, key: Key | Sequence[Key], **options: Any) -> Verdict | list[Verdict]:
     """Whether the suspect carries the key's stain; with a list of keys one verdict for each.
 
-    Several keys share the model, its analysis and, of a bundle, what is built; p-values pay for the number of keys.
+    Several keys share the model, its analysis, what its layers respond and, of a bundle, what is built; p-values pay
+    for the number of keys.
 
     ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
     for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs: it is given pixels
@@ -77,6 +78,7 @@ def _verify_each(
     if not 0 < significance < 1:
         raise ValueError(f"expected a significance within (0, 1), got {significance}")
     options |= {"natural": None if natural is None else list(natural), "build": None if build is None else cache(build)}
+    options["rows"] = remembered_rows()
     with sharing_analysis():
         found = [_verify_one(suspect, key, significance=significance / len(keys), **options) for key in keys]
     return [concluded(v, v.log10_p_value * math.log(10) + math.log(len(keys)), significance) for v in found]
@@ -108,6 +110,7 @@ def _looked_for(
     build: Callable[[], Target | None] | None = None,
     normalised: bool = False,
     lock_key: Key | None = None,
+    rows: RowsOf | None = None,
 ) -> Verdict:
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
@@ -120,7 +123,7 @@ def _looked_for(
     if not isinstance(suspect, Target | nn.Module | Mapping):
         raise ValueError(f"expected a Target, nn.Module or state dict to verify by {method}, got a callable")
     target = _as_target(suspect, key)
-    looked = partial(verify_response, reference=reference, significance=significance)
+    looked = partial(verify_response, reference=reference, significance=significance, rows=rows)
     if method == "response":
         if target is None:
             raise ValueError("expected a model that can be run to verify by response, got a state dict")
