@@ -348,6 +348,7 @@ def test_weights_that_are_not_finite(tmp_path: Path, name: str, value: float) ->
 def test_masks_and_bounds_may_be_infinite(tmp_path: Path) -> None:
     model = small_model()
     model.register_buffer("bound", torch.tensor(float("inf")))
+    model.register_buffer("mask", torch.full((3, 3), -float("inf")).triu(1))
     check_finite(model)
     load_weights(model, write(tmp_path / "w.safetensors", model.state_dict()))
     model.register_buffer("bound", torch.tensor(float("nan")))

@@ -159,8 +159,8 @@ def _torch_version() -> tuple[int, int]:
 
 
 def check_finite(model: nn.Module, source: str = "the model") -> None:
-    """Raise ModelError where a weight is NaN or infinite: every result after it would be worthless. Buffers may be
-    infinite, as masks are and bounds that clip nothing, but for a norm's statistics."""
+    """Raise ModelError where a weight is NaN or infinite: every result after it would be worthless. A buffer of nothing
+    but zeros and infinities is a mask, or a bound that clips nothing."""
     _check_finite(model, model.state_dict(), source)
 
 
@@ -171,12 +171,11 @@ def one_line(error: BaseException) -> str:
 
 
 def _check_finite(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    statistics = ("running_mean", "running_var")
-    boundless = {name for name, _ in model.named_buffers(remove_duplicate=False) if not name.endswith(statistics)}
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     for name, tensor in state.items():
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or (name in buffers and bool(((tensor == 0) | tensor.isinf()).all())):
             continue
-        bad = int((tensor.isnan() if name in boundless else ~tensor.isfinite()).sum())
+        bad = int((~tensor.isfinite()).sum())
         if bad:
             raise ModelError(
                 f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them"

@@ -160,6 +160,24 @@ class Shared(nn.Module):
         return answers + 0.05 * answers.roll(1, 0)
 
 
+class WithRests(nn.Module):
+    """A network that also gives tensors without values, and one whose size depends on the number of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models.conv_net().model
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        answers: Tensor = self.inner(x)
+        return answers, answers[:, :0], answers[:, : 2 * len(answers)]
+
+
+def test_outputs_may_be_empty_or_change_with_the_number_of_images() -> None:
+    target = Target(WithRests().eval(), (3, 32, 32), **models.UNIT)
+    locked, _ = sl.lock(target, seed=0)
+    assert len(gates_of(locked)) == len(gates_of(sl.lock(models.conv_net(), seed=0)[0]))
+
+
 def test_images_that_change_each_other_are_not_taken_for_gates_that_fail() -> None:
     target = Target(Shared().eval(), (3, 32, 32), **models.UNIT)
     locked, key = sl.lock(target, seed=0)

@@ -95,9 +95,10 @@ class Check:
     @cached_property
     def _shared(self) -> float:
         """How much the original's answer to the first image depends on the others in its batch."""
+        images = len(self._alike.images), len(self._mixed.images)
         pairs = zip(self._alike.wanted, self._mixed.wanted, strict=False)
-        rows = [(a, b) for a, b in pairs if (len(a), len(b)) == (len(self._alike.images), len(self._mixed.images))]
-        return max((float((a[0] - b[0]).abs().max()) / _spread(b) for a, b in rows), default=0.0)
+        rows = [(a[0], b) for a, b in pairs if (len(a), len(b)) == images and a.shape[1:] == b.shape[1:] and a.numel()]
+        return max((float((first - b[0]).abs().max()) / _spread(b) for first, b in rows), default=0.0)
 
 
 class _Batch:
@@ -165,7 +166,7 @@ def _largest(wanted: list[Tensor], got: list[Tensor], half: int | None = None) -
 
 
 def _spread(values: Tensor) -> float:
-    return max(float(values.std(correction=0)), 1e-12)
+    return max(float(values.std(correction=0)) if values.numel() else 0.0, 1e-12)
 
 
 def _unlock(target: Target, structure: Structure, trigger: Tensor) -> Unlock | NoiseUnlock:
