@@ -19,12 +19,11 @@ many rows.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stainlock.certificates import log_binomial_tail
 from stainlock.certificates.windows import windows_of
@@ -105,16 +104,13 @@ def rows_of(suspect: Target, site: Site, group: int, reference: Reference | None
 
 def remembered_rows() -> RowsOf:
     """`rows_of` that answers at once where it was asked of the same layer of the same model before, for another key."""
-    known: dict[tuple[int, str, int], tuple[weakref.ref[nn.Module], Tensor]] = {}
+    known: dict[tuple[int, str, int, int], tuple[Target, Tensor]] = {}
 
     def rows(suspect: Target, site: Site, group: int, reference: Reference | None) -> Tensor:
-        place = (id(suspect.model), site.name, group)
-        model, found = known.get(place, (None, None))
-        if reference is not None or model is None or model() is not suspect.model or found is None:
-            found = rows_of(suspect, site, group, reference)
-            if reference is None:
-                known[place] = weakref.ref(suspect.model), found
-        return found
+        place = (id(suspect.model), site.name, group, id(reference))
+        if place not in known:  # with the suspect, so that no other model can get its id
+            known[place] = suspect, rows_of(suspect, site, group, reference)
+        return known[place][1]
 
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import models
 import pytest
@@ -148,59 +149,43 @@ def test_a_model_that_ignores_its_image_is_refused() -> None:
         sl.lock(Target(blind, (3, 32, 32)), seed=0)
 
 
-class Shared(nn.Module):
-    """A network whose answers to an image depend on the others of its batch, as those of timm's GCViT do."""
+class Changed(nn.Module):
+    """The small network, and something done to its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, change: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
-        self.inner = models.conv_net().model
+        self.inner, self.change = models.conv_net().model, change
 
-    def forward(self, x: Tensor) -> Tensor:
-        answers: Tensor = self.inner(x)
-        return answers + 0.05 * answers.roll(1, 0)
+    def forward(self, x: Tensor) -> Any:
+        return self.change(x, self.inner(x))
 
 
-class WithRests(nn.Module):
-    """A network that also gives tensors without values, and one whose size depends on the number of images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = models.conv_net().model
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        answers: Tensor = self.inner(x)
-        return answers, answers[:, :0], answers[:, : 2 * len(answers)]
+def changed(change: Callable[[Tensor, Tensor], Any]) -> Target:
+    return Target(Changed(change).eval(), (3, 32, 32), **models.UNIT)
 
 
 def test_outputs_may_be_empty_or_change_with_the_number_of_images() -> None:
-    target = Target(WithRests().eval(), (3, 32, 32), **models.UNIT)
+    target = changed(lambda _, answers: (answers, answers[:, :0], answers[:, : 2 * len(answers)]))
     locked, _ = sl.lock(target, seed=0)
     assert len(gates_of(locked)) == len(gates_of(sl.lock(models.conv_net(), seed=0)[0]))
 
 
 def test_images_that_change_each_other_are_not_taken_for_gates_that_fail() -> None:
-    target = Target(Shared().eval(), (3, 32, 32), **models.UNIT)
+    """As in timm's GCViT."""
+    target = changed(lambda _, answers: answers + 0.05 * answers.roll(1, 0))
     locked, key = sl.lock(target, seed=0)
     assert len(gates_of(locked)) == len(gates_of(sl.lock(models.conv_net(), seed=0)[0]))
     assert error(target, locked, key, synthetic_inputs(target, 4, torch.Generator().manual_seed(3))) <= 1e-5
 
 
-class LoudGrey(nn.Module):
-    """A network that makes much of rounding, but for plain images, whose answers are far larger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = models.conv_net().model
-
-    def forward(self, x: Tensor) -> Tensor:
-        answers: Tensor = self.inner(x)
-        plain = (roughness(x[:, :, 20:, 20:]) < 0.01).view(-1, 1)
-        return torch.where(plain, 1e4 * answers, torch.sin(3e5 * answers))
+def louder_if_plain(x: Tensor, answers: Tensor) -> Tensor:
+    """Much is made of rounding, but for plain images, whose answers are far larger."""
+    plain = (roughness(x[:, :, 20:, 20:]) < 0.01).view(-1, 1)
+    return torch.where(plain, 1e4 * answers, torch.sin(3e5 * answers))
 
 
 def test_rounding_is_measured_on_the_images_whose_error_it_explains() -> None:
-    target = Target(LoudGrey().eval(), (3, 32, 32), **models.UNIT)
-    locked, _ = sl.lock(target, seed=0)
+    locked, _ = sl.lock(changed(louder_if_plain), seed=0)
     assert len(gates_of(locked)) == len(gates_of(sl.lock(models.conv_net(), seed=0)[0]))
 
 

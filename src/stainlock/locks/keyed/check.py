@@ -73,17 +73,14 @@ class Check:
             return IDLE
         if right == math.inf or right <= _ROUNDINGS * self._shared:
             right = 0.0  # the other image changes how many rows there are, or what the original itself answers
-        if self._is_exact(error, self._alike.rounding, lock) and self._is_exact(right, self._mixed.rounding, lock):
-            return None
-        return _INEXACT.format(max(error, right), _EXACT)
+        rough = [(off, batch) for off, batch in ((error, self._alike), (right, self._mixed)) if off > _EXACT]
+        return _INEXACT.format(max(error, right), _EXACT) if rough and not self._is_rounding(rough, lock) else None
 
     def answers(self, target: Target, images: Tensor) -> list[Tensor]:
         return answers(target, images, self._layers)
 
-    def _is_exact(self, error: float, rounding: Callable[[], float], lock: Callable[[Target], Target]) -> bool:
-        if error <= _EXACT:
-            return True
-        if self.target.dtype == torch.float64 or not error <= _ROUNDINGS * rounding():
+    def _is_rounding(self, rough: list[tuple[float, _Batch]], lock: Callable[[Target], Target]) -> bool:
+        if self.target.dtype == torch.float64 or any(off > _ROUNDINGS * batch.rounding() for off, batch in rough):
             return False
         exact = self.answers(lock(self.exact_target), self._alike.images)
         return _largest(self._alike.wanted_exact, exact) <= _EXACT_64
