@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=int, default=500, help="images to measure on, at most (500)")
     parser.add_argument("--thief-images", type=int, default=300, help="unlabelled images of the thief (300)")
     parser.add_argument("--labels", type=int, nargs="*", default=[100, 1000, 4000], help="labelled images of the thief")
+    parser.add_argument("--alone", action="store_true", help="labels: without the paper's lock beside the keyed one")
     parser.add_argument("--steps", type=int, default=250, help="of fine-tuning (250)")
     parser.add_argument("--starts", type=int, default=30, help="of match-covariance in part gates (30)")
     parser.add_argument("--widest", type=int, default=4096, help="channels of the gates in part gates, at most")
@@ -276,10 +277,11 @@ def ancestor(name: str, target: Target, options: argparse.Namespace) -> None:
 
 
 def labels(name: str, target: Target, options: argparse.Namespace) -> None:
-    starts: dict[str, Callable[[int], Target]] = {
-        "keyed, the default": lambda seed: file_view(lock_keyed(target, seed=seed, scatter=options.scatter)[0]),
-        "squeeze-excite": lambda seed: lock(target, seed=seed, kind="squeeze-excite")[0],
-    }
+    keyed = lambda seed: file_view(lock_keyed(target, seed=seed, scatter=options.scatter)[0])  # noqa: E731
+    kind = "vit" if "vit" in name else "squeeze-excite"  # the default before the keyed lock
+    starts: dict[str, Callable[[int], Target]] = {"keyed, the default": keyed}
+    if not options.alone:
+        starts[kind] = lambda seed: lock(target, seed=seed, kind=kind)[0]
     _lifts(target, starts, options)
 
 
