@@ -9,6 +9,7 @@ Parts, each a markdown table:
 - ``schedule``: time and ONNX nodes of the key schedule, by rounds.
 - ``statistics``: how much of a gate is recovered from batch norms' means, with and without the statistics' freedom.
 - ``lift``: a thief's fine-tuning against random weights, by placement of the gates.
+- ``detectors``: average precision of object detectors, with and without the patch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 import zoo
+from keyed_detectors import detector_table
 from keyed_leaks import statistics_table
 from keyed_lift import PLACEMENTS, lift_table
 from stainlock import Key, Target
@@ -40,7 +42,7 @@ from stainlock.unlocking.patch import Unlock
 CLASSIFIERS = ("resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10", "vit_cifar10_torchvision", "resnet50",
                "efficientnet_lite0")  # fmt: skip
 TIMED = ("resnet50", "efficientnet_lite0", "vit_b_16")
-PARTS = ("exact", "reading", "locking", "latency", "schedule", "statistics", "lift")
+PARTS = ("exact", "reading", "locking", "latency", "schedule", "statistics", "lift", "detectors")
 
 
 def main() -> int:
@@ -58,7 +60,8 @@ def main() -> int:
     torch.set_num_threads(1)
     for part in options.parts:
         usual = {"latency": TIMED, "lift": tuple(PLACEMENTS), "reading": ("resnet50", "resnet20_cifar10"),
-                 "statistics": ("resnet20_cifar10",), "schedule": ("resnet50",)}  # fmt: skip
+                 "statistics": ("resnet20_cifar10",), "schedule": ("resnet50",),
+                 "detectors": ("ssdlite", "ssdlite_plainpad")}  # fmt: skip
         for name in [n for n in options.models or usual.get(part, CLASSIFIERS) if available(n)]:
             if part == "exact":
                 exact_table(name, options.keys, options.images)
@@ -72,6 +75,8 @@ def main() -> int:
                 schedule_table(name, options.repeats)
             elif part == "statistics":
                 statistics_table(name)
+            elif part == "detectors":
+                detector_table(name, options.keys, options.images)
             else:
                 for labels in options.labels:
                     lift_table(name, labels, options.steps, options.placements)

@@ -66,6 +66,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "internal": {"kind": "internal"},
 }
 Change = Callable[[Tensor], Tensor]
+CALIBRATION = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -323,14 +324,16 @@ def peers(name: str, target: Target, options: argparse.Namespace) -> None:
 
 
 def robust(name: str, target: Target, options: argparse.Namespace) -> None:
-    """Both sides get the patch, and the same treatment."""
-    data = owners_images(name, options.images)
+    """Both sides get the patch, and the same treatment; quantisation is calibrated on images of its own."""
+    pixels, marks = owners_images(name, options.images + CALIBRATION)
+    data, calibration = (pixels[:-CALIBRATION], marks[:-CALIBRATION]), pixels[-CALIBRATION:]
     table("treatment", "original with the patch", "unlocked, mean over keys", "worst key")
     protected = list(locks_of(target, options))
     known = all_attacks()
     for attack, strength in (
         ("none", 0), ("trigger-jpeg", 95), ("trigger-jpeg", 50), ("trigger-brightness", 0.8),
         ("trigger-brightness", 1.2), ("fp16", 16), ("bf16", 16), ("int8-dynamic", 8), ("int8-static", 8),
+        ("onnx", 32), ("onnx-int8-dynamic", 8), ("onnx-int8-static", 8),
         ("perturb", 0.01), ("prune-unstructured", 0.1), ("fold-batch-norm", 1),
     ):  # fmt: skip
         pairs, note = [], ""
@@ -339,7 +342,7 @@ def robust(name: str, target: Target, options: argparse.Namespace) -> None:
             try:
                 sides = []
                 for own in (target, locked):
-                    left = known[attack].run(Subject(own, key, paste(split(64).train[0]), None, seed=seed), strength)
+                    left = known[attack].run(Subject(own, key, paste(calibration), None, seed=seed), strength)
                     change = left.trigger or (lambda pixels: pixels)
                     sides.append(right(left.target or own, data, lambda p, c=change, q=paste: c(q(p))))  # type: ignore[misc]
                 pairs.append(sides)

@@ -3,8 +3,8 @@
 Runs ``sl.stain(target)`` on a small ResNet and ``sl.lock(target, kind="squeeze-excite")``, and prints the package's
 modules in which some function ran, in the order in which they are reached. The switches of file are those of a reader
 who reads each function once, where it is first called: how often the next one stands in another file. Module bodies do
-not count: what runs when a file is imported, or only hands on names, is no part of an algorithm. Exit status 1 if a
-goal is missed.
+not count: what runs when a file is imported, or only hands on names, is no part of an algorithm. Where foolbox is
+installed, its DeepFool attack is counted in the same way, as a yardstick. Exit status 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 import stainlock as sl
 
-PACKAGE = Path(sl.__file__).parent
 STAIN_GOAL, LOCK_GOAL = 12, 18
 _INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>", "<module>")
 
@@ -63,12 +62,13 @@ class Function:
     name: str
 
 
-def functions_run(call: Callable[[], Any]) -> list[Function]:
+def functions_run(call: Callable[[], Any], package: ModuleType = sl) -> list[Function]:
     """The package's functions that a call runs, in the order of their first calls."""
+    folder = Path(str(package.__file__)).parent
     found: dict[Function, None] = {}
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or (module := module_of(frame)) is None:
+        if event != "call" or (module := module_of(frame, folder)) is None:
             return
         # A comprehension or a lambda is read with the function it stands in.
         if frame.f_code.co_name not in _INLINE and not is_importing(frame):
@@ -82,12 +82,12 @@ def functions_run(call: Callable[[], Any]) -> list[Function]:
     return list(found)
 
 
-def module_of(frame: FrameType) -> str | None:
+def module_of(frame: FrameType, folder: Path) -> str | None:
     """The package's module that a frame's code stands in; None for other code, and what dataclasses generate."""
     file = Path(frame.f_code.co_filename)
-    if not file.is_relative_to(PACKAGE):
+    if not file.is_relative_to(folder):
         return None
-    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(file.relative_to(folder).with_suffix("").parts)
 
 
 def is_importing(frame: FrameType) -> bool:
@@ -100,7 +100,20 @@ def is_importing(frame: FrameType) -> bool:
     return False
 
 
-def report(text: str, functions: list[Function], goal: int, *, names: bool) -> bool:
+def deepfool(target: sl.Target) -> list[Function] | None:
+    """What foolbox's DeepFool attack runs; None where foolbox is not installed."""
+    try:
+        import foolbox
+    except ImportError:
+        return None
+    model = foolbox.PyTorchModel(target.model, bounds=target.bounds)
+    images = torch.rand(2, *target.input_shape, generator=torch.Generator().manual_seed(0))
+    attack = foolbox.attacks.LinfDeepFoolAttack(steps=3)
+    answers = target.model(images).argmax(1)
+    return functions_run(lambda: attack(model, images, answers, epsilons=[0.03]), foolbox)
+
+
+def report(text: str, functions: list[Function], goal: int | None, *, names: bool) -> bool:
     """Print the modules and the counts; whether the goal is met."""
     modules: dict[str, list[str]] = {}
     for function in functions:
@@ -109,8 +122,10 @@ def report(text: str, functions: list[Function], goal: int, *, names: bool) -> b
     for module, own in modules.items():
         print(f"- {module} ({len(own)})" + (f": {', '.join(own)}" if names else ""))
     switches = sum(one.module != other.module for one, other in pairwise(functions))
-    print(f"\n{len(modules)} modules (goal: at most {goal}), {switches} switches of file, {len(functions)} functions\n")
-    return len(modules) <= goal
+    wanted = "" if goal is None else f" (goal: at most {goal})"
+    each = f"{len(functions)} functions, {len(functions) / len(modules):.1f} in each"
+    print(f"\n{len(modules)} modules{wanted}, {switches} switches of file, {each}\n")
+    return goal is None or len(modules) <= goal
 
 
 def main() -> int:
@@ -126,6 +141,8 @@ def main() -> int:
         report("sl.stain(target)", stained, STAIN_GOAL, names=options.functions),
         report('sl.lock(target, kind="squeeze-excite")', locked, LOCK_GOAL, names=options.functions),
     ]
+    if (attacked := deepfool(target)) is not None:
+        report("foolbox's DeepFool, as a yardstick", attacked, None, names=options.functions)
     return 0 if all(met) else 1
 
 
