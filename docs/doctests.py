@@ -1,4 +1,4 @@
-"""Examples in docstrings (`>>> ...`) as code in the Python reference, where Markdown would take them for quotations."""
+"""Turn examples in docstrings (`>>> ...`) into code blocks; Markdown would read them as quotations."""
 
 from __future__ import annotations
 

