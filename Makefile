@@ -1,4 +1,4 @@
-# `make help` lists what there is. Everything runs in .venv, which `make setup` makes.
+# `make help` lists the targets. Everything runs in .venv, which `make setup` creates.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -11,15 +11,15 @@ DOCS_STAMP := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
-# Each pytest worker is a process of its own: one torch thread each, or they fight over the cores.
-# Compiled files are kept, whatever the environment says: tests start many processes.
-# Memory of large tensors is kept for the next ones instead of going back to the system each time.
-# Files that tests write are in memory where there is room: the library waits for the disk after each of its own.
+# One torch thread per pytest worker; with more, the workers compete for the cores.
+# Bytecode is always written, because tests start many processes.
+# malloc keeps the memory of large tensors for reuse instead of returning it to the system each time.
+# Temporary files go to /dev/shm if it has 4 GB free, because the library calls fsync after each file it writes.
 ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "PYTEST_DEBUG_TEMPROOT=/dev/shm" }')
 ONE_THREAD := $(ROOM) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
 	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000
 
-# Groups of tests as tests/conftest.py makes them, in the order that it gives them, the longest first.
+# tests/conftest.py groups the tests and puts the longest groups first; keep that order.
 IN_PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -28,10 +28,10 @@ IN_PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP) ## make .venv and install everything (quick when nothing changed)
+setup: $(STAMP) ## create .venv and install everything (quick if nothing changed)
 
-# torch and torchvision first, by themselves: what comes later then takes the pinned build as it is.
-# The build backend is installed beside them so that it, too, is the pinned one.
+# torch and torchvision are installed first, so that later packages accept the pinned build.
+# The build backend is installed explicitly, so that it is the pinned version too.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stainlock needs Python 3.11 or newer, got " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,22 +47,22 @@ test: setup ## lint, format check, types, and all but the slow tests
 	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory test-exact
 
-# Another processor's kernels sum in another order: the plainest ones that PyTorch has stand in for it.
-test-exact: setup ## the tests of exactness, with the kernels of a plain processor
+# Kernels for other processors sum in a different order; PyTorch's plainest kernels simulate one.
+test-exact: setup ## the tests of exactness, with PyTorch's plainest kernels
 	$(ONE_THREAD) ATEN_CPU_CAPABILITY=default STAINLOCK_TEST_ONEDNN=0 \
 		$(BIN)/pytest -m "exact and not slow" $(IN_PARALLEL) $(shell grep -rl --include='test_*.py' 'mark\.exact' tests)
 
 test-slow: setup ## the slow tests
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
-mutants: setup ## try deliberate mistakes on the tests, one at a time; half an hour
+mutants: setup ## check that tests catch deliberate mistakes, one at a time; half an hour
 	$(ONE_THREAD) $(BIN)/python benchmarks/mutants.py
 
 hardening: setup ## one table: files, forgeries and faults tried, mutants caught, p-values checked
 	$(BIN)/python benchmarks/hardening.py
 
-# FUZZ_CASES files of each format (default 10000), from seed FUZZ_SEED on; those that do harm are kept in fuzz-found/.
-fuzz: setup ## many wrong files of every format, read with limits of time and memory
+# FUZZ_CASES files per format (default 10000), starting from seed FUZZ_SEED; files that do harm are kept in fuzz-found/.
+fuzz: setup ## read many damaged files of every format, with limits on time and memory
 	$(ONE_THREAD) PYTHONPATH=tests:tests/fuzz:benchmarks $(BIN)/python tests/fuzz/run.py
 
 demo: setup ## stain, verify and lock a real ImageNet model; writes demo-output/
@@ -76,10 +76,10 @@ $(DOCS_STAMP): $(STAMP)
 	$(INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-bench: setup ## measure the stains side by side
+bench: setup ## measure stains on real models
 	$(BIN)/python benchmarks/stains.py
 
-format: setup ## sort imports, fix what can be fixed, format
+format: setup ## sort imports, apply automatic fixes, format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

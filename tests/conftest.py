@@ -1,4 +1,4 @@
-"""Shared by all tests. stainlock is imported first, because it makes torchvision importable."""
+"""Configuration of all tests. stainlock is imported first, because it makes torchvision importable."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 import torch
 
 assert stainlock.__version__
-# One thread each: workers of pytest-xdist share the cores, and these models are too small to gain from more.
+# One thread per process: pytest-xdist workers share the cores, and these models are too small to gain from more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-# Other kernels, which sum in another order: what is exact must not depend on them.
+# 0 selects kernels that sum in a different order; tests of exactness must pass with either.
 torch.backends.mkldnn.enabled = os.environ.get("STAINLOCK_TEST_ONEDNN", "1") != "0"
 
 
 @pytest.fixture(autouse=True)
 def _global_generator_untouched_between_tests() -> Iterator[None]:
-    """Random weights of one test do not depend on which tests ran before it."""
+    """Random weights in one test must not depend on which tests ran before it."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
@@ -30,7 +30,7 @@ def _global_generator_untouched_between_tests() -> Iterator[None]:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stainlock.Registry]:
-    """A registry of three clients in the current folder, and the file ``mine.py`` of their model."""
+    """A registry of three clients in the current folder, and ``mine.py``, which builds their model."""
     from registries import make_registry
 
     monkeypatch.chdir(tmp_path)
@@ -38,20 +38,21 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stainl
         yield made
 
 
-# Files over the table of locks: tests of one lock, in whichever of these files, share it. They name it by `case`, or by
-# `name` after this prefix; tests that name none use mostly this one.
+# Test files that use the table of locks (locked.py). Tests of the same lock, in any of these files, share it. A test names
+# its lock by the parameter `case`, or by `name` after the prefix given here; the second entry is the lock most used by
+# tests without parameters.
 LOCKS = {
     "test_properties.py": ("", ""),
     "test_internal.py": ("internal, ", "vgg16_cifar10"),
     "test_squeeze_excite.py": ("", "several"),
     "test_vit.py": ("vit, ", "vit_cifar10_torchvision"),
 }
-# Files that share stained models.
+# Test files that share stained models, and the name of their group.
 TOGETHER = {
     "test_key.py": "keys and plans", "test_plan.py": "keys and plans",
     "test_url.py": "services", "test_probe.py": "services", "test_jpeg.py": "services",
 }  # fmt: skip
-# What takes longest begins first, so that no process is left alone with it at the end.
+# The slowest files start first, so that no worker is left alone with one at the end.
 LONGEST = (
     "test_squeeze_excite.py", "test_properties.py", "test_embed.py", "test_url.py", "test_attacks.py", "test_vit.py",
     "test_internal.py", "test_gan.py", "test_cli_demo.py", "test_verify.py", "test_channels.py", "test_operators.py",
@@ -66,9 +67,9 @@ LONGEST = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests that share something run one after another in one process: it is made once.
+    """Tests that share a model or lock run in the same process, so that it is built once.
 
-    What `--dist loadgroup` is for: it marks tests by an attribute of theirs that pytest 9.2 does not read.
+    `--dist loadgroup` is meant for this, but marks tests by an attribute that pytest 9.2 does not read.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -80,7 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups in the order in which they begin and, in a group, tests of one lock one after another."""
+    """Sort groups by start (see LONGEST) and, within a group, put tests of the same lock together."""
     order: dict[str, tuple[int, int]] = {}
     locks: dict[str, int] = {}
     for number, item in enumerate(items):
@@ -92,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(nodeid: str) -> str:
-    """Where a test runs: with those of its file, or of the kind of lock that it names, or of files it shares with."""
+    """The group of a test: its kind of lock, the files it shares models with, or just its file."""
     path, _, test = nodeid.partition("::")
     file, given = path.rpartition("/")[2], test.partition("[")[2]
     if file in LOCKS:
@@ -102,7 +103,7 @@ def _group(nodeid: str) -> str:
 
 
 def _lock(item: pytest.Item) -> str:
-    """The lock that a test shares with others, or its file."""
+    """The lock that a test uses, or its file if it uses none from the table."""
     if item.path.name not in LOCKS:
         return str(item.path)
     prefix, usual = LOCKS[item.path.name]
@@ -112,20 +113,20 @@ def _lock(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage are rarer than by default, for code that makes many small objects."""
+    """Collect garbage less often than by default: the tests create many small objects."""
     gc.set_threshold(5000, 20, 10)
     _collect_garbage()
 
 
 def _collect_garbage() -> None:
-    """What is left stays, imported modules above all: no collection looks at these million objects again."""
+    """Collect once, then exclude the remaining million objects (mostly imported modules) from later collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Large models that a group shared are let go with it, or a process keeps gigabytes of them."""
+    """Free the large models that a group shared when it ends; otherwise a process accumulates gigabytes."""
     if nextitem is not None and _group(nextitem.nodeid) != _group(item.nodeid):
         for name in ("models", "thief", "locked"):
             if name in sys.modules:

@@ -1,4 +1,4 @@
-"""What the core is tested on: the zoo's real models, library models with random weights, and small ones of our own."""
+"""Models for the tests: the zoo's real ones, library models with random weights, and small ones of our own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNIT = {"mean": (0.5,), "std": (0.25,)}
 
 
 def real(name: str) -> Target:
-    """A model of the zoo with its trained weights, one copy a process: tests must leave it as it is."""
+    """A model of the zoo with its trained weights, one copy per process: tests must not change it."""
     if reason := zoo.missing(name):
         pytest.skip(reason)
     return _built(name)
@@ -38,14 +38,14 @@ def _built(name: str) -> Target:
 
 
 def pixels(name: str, count: int) -> Tensor:
-    """Natural inputs of a zoo's model; few of the large ones, which take long to read."""
+    """Natural inputs of a model of the zoo; at most 24 large images, which are slow to read."""
     found, _ = _natural(name)
     assert count <= len(found)
     return found[:count]
 
 
 def labelled(name: str, count: int) -> tuple[Tensor, Tensor]:
-    """The same with their labels."""
+    """The same, with labels."""
     labels = _natural(name)[1]
     assert labels is not None
     return pixels(name, count), labels[:count]
@@ -62,13 +62,13 @@ def _stained(name: str, site: str | None, options: tuple[tuple[str, Any], ...]) 
 
 
 def stained(name: str, site: str | None = None, **options: Any) -> tuple[Target, Key]:
-    """A stained real model and its key, shared: tests must leave both as they are."""
+    """A stained real model and its key, shared: tests must not change either."""
     real(name)
     return _stained(name, site, tuple(sorted({"seed": 1, **options}.items())))
 
 
 def reseeded(key: Key, seed: int, count: int | None = None) -> Key:
-    """The key as it would be with other secrets, of which the model under test knows nothing; none or one message."""
+    """The key with other random secrets, on which the model under test does not depend; for keys without messages."""
     replaced = key.detectors[0].replaced if key.additive else None
     detectors = tuple(
         dataclasses.replace(key.detectors[0], vector=draw_vector(seed, i, key.dimension, replaced))
@@ -81,7 +81,7 @@ def reseeded(key: Key, seed: int, count: int | None = None) -> Key:
 def _library(name: str, size: int) -> Target:
     library, _, model = name.partition(":")
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # advice on initialisation
+        warnings.simplefilter("ignore")  # about initialisation
         torch.default_generator.manual_seed(0)
         if library == "timm":
             import timm
@@ -95,7 +95,7 @@ def _library(name: str, size: int) -> Target:
                 arguments["image_size"] = size
             built = torchvision.models.get_model(model, weights=None, **arguments)
     settle(built, negative=0)
-    for module in built.modules():  # nothing is cut off for good, so that a change anywhere can be seen later
+    for module in built.modules():  # keep every channel alive, so that a change anywhere affects the output
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.bias.data.abs_()
         elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels:
@@ -104,17 +104,17 @@ def _library(name: str, size: int) -> Target:
 
 
 def library(name: str, size: int = 224) -> Target:
-    """``torchvision:NAME`` or ``timm:NAME`` with random weights: for structure."""
+    """``torchvision:NAME`` or ``timm:NAME`` with random weights, for tests of structure."""
     return _library(name, size)
 
 
 def forget() -> None:
-    """Let library models go. Real ones stay, which are small, and the stained ones that were asked for last."""
+    """Free the library models. Real models, which are small, stay cached, as do the most recent stained ones."""
     _library.cache_clear()
 
 
 def settle(model: nn.Module, seed: int = 0, negative: float = 0.2) -> nn.Module:
-    """Batch norms as they are after training: means, variances, scales (some negative) and shifts of their own."""
+    """Give batch norms random means, variances, scales (some negative) and shifts, as after training."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -135,7 +135,7 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 
 def conv_net(activation: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = True, **layer: Any) -> Target:
-    """A convolution, the site ``conv``, with what follows it; layer arguments are those of `nn.Conv2d`."""
+    """A network with one convolution as site, ``conv``; layer arguments are those of `nn.Conv2d`."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -171,7 +171,7 @@ class TwoConvolutions(nn.Sequential):
 
 
 def mlp(activation: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = False) -> Target:
-    """A perceptron, the site ``fc``."""
+    """A perceptron; its site is ``fc``."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -190,7 +190,7 @@ def mlp(activation: Callable[[], nn.Module] = nn.ReLU, *, norm: bool = False) ->
 
 
 def transposed_net(*, norm: bool = True, **layer: Any) -> Target:
-    """A generator, the site ``deconv``."""
+    """A generator; its site is ``deconv``."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -281,7 +281,7 @@ def assert_untouched(before: dict[str, Any], model: nn.Module) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last bit: −0 is not 0, and a NaN is itself."""
+    """Equal to the last bit: −0 differs from 0, and a NaN equals the same NaN."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
 
 
@@ -295,7 +295,7 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
 
 
 def trained_mode(target: Target) -> Target:
-    """A copy in the mixed modes that training leaves: training, but for one frozen module."""
+    """A copy in mixed modes, as training leaves them: training mode, except for one frozen module."""
     model = copy.deepcopy(target.model).train()
     next(
         m for m in model.modules() if next(m.children(), None) is None and next(m.parameters(), None) is not None

@@ -144,7 +144,7 @@ def test_plans_check_their_places_without_a_file() -> None:
     plan = diff(target, stain(target, seed=0)[0])
     for change in ({"elements": plan.writes[0].elements - 10**6}, {"values": plan.writes[0].values[:1]}):
         wrong = replace(plan, writes=(replace(plan.writes[0], **change), *plan.writes[1:]))
-        with pytest.raises(ModelError, match=r"outside of them|values for"):
+        with pytest.raises(ModelError, match=r"outside that range|values for"):
             wrong.apply(target)
 
 

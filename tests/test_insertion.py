@@ -60,7 +60,7 @@ def test_a_delta_brings_its_blocks(tmp_path: Path) -> None:
     again = Plan.load(tmp_path / "delta").apply(target)
     assert again.insertions == locked.insertions
     assert models.same_state(again.model, locked.model)
-    with pytest.raises(ModelError, match="blocks that the other has not"):
+    with pytest.raises(ModelError, match="blocks that the other lacks"):
         diff(locked, target)
 
 

@@ -155,7 +155,7 @@ def test_data_beside_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "facts", "told"),
     [("../secret.bin", {}, "not in its folder"), ("/etc/passwd", {}, "not in its folder"),
-     ("link.bin", {}, "not in its folder"), ("gone.bin", {}, "is not there"), ("", {}, "not in its folder"),
+     ("link.bin", {}, "not in its folder"), ("gone.bin", {}, "is missing"), ("", {}, "not in its folder"),
      ("data.bin", {"offset": 64, "length": 64}, "asks for more"), ("data.bin", {"length": 2**40}, "asks for more"),
      ("data.bin", {"offset": -4, "length": 64}, "asks for more"), ("data.bin", {"length": 8}, "can't be read")],
 )  # fmt: skip
@@ -206,7 +206,7 @@ _CALL, _MEMO = b"\x80\x02cos\nsystem\nX\x04\0\0\0trueR.", b"\x80\x02Nr\xff\xff\x
 def test_a_hostile_archive_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     _archive(content)
-    with pytest.raises(FileError, match="not a whole TorchScript archive"):
+    with pytest.raises(FileError, match="not a complete TorchScript archive"):
         read_deployed("m.pt")
     assert not Path("harm").exists()
 

@@ -139,7 +139,7 @@ def _renamed(folder: Path, reference: str) -> None:
         ("transformers:ViTForImageClassification?name_or_path=x", "bundles may not"),
         ('transformers:ViTForImageClassification?quantization_config={"a":1}', "bundles may not"),
         ("transformers:ViTForImageClassification?nothing=1", "no setting 'nothing'"),
-        ("transformers:ViTForImageClassification?hidden_size=1536", "weights, and has"),
+        ("transformers:ViTForImageClassification?hidden_size=1536", "weights, but contains"),
         ("transformers:ViTForImageClassification?hidden_size=null", "can't be built"),
         ("transformers:DetrForObjectDetection", "backbone"),
         ("transformers:TimmBackbone", "transformers:TimmBackbone"),
@@ -230,7 +230,7 @@ def test_a_folder_asks_for_no_code_no_downloads_and_no_more_than_it_holds(
 
 
 def test_no_folder_at_all(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no folder"):
+    with pytest.raises(FileError, match="not a folder"):
         Target.from_reference(f"hf:{tmp_path / 'nothing'}")
 
 
@@ -310,7 +310,7 @@ def test_a_yolo_that_would_take_minutes_to_build_is_refused(yolo: Any, tmp_path:
     (tmp_path / "slow.yaml").write_text(
         "nc: 4\nbackbone: [[-1, 1, Conv, [32, 1000, 2]]]\nhead: [[-1, 1, Classify, [nc]]]\n"
     )
-    with pytest.raises(ModelError, match="operations an image: expected at most"):
+    with pytest.raises(ModelError, match="operations per image: expected at most"):
         Target.from_reference(f"ultralytics:{tmp_path / 'slow.yaml'}", weights="random")
 
 
@@ -331,8 +331,8 @@ def test_a_yolo_of_ones_own_needs_its_file(yolo: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        ("ultralytics:yolov8x.yaml", "weights, and has"),
-        ("ultralytics:yolov8n.yaml?nc=9000", "weights, and has"),
+        ("ultralytics:yolov8x.yaml", "weights, but contains"),
+        ("ultralytics:yolov8n.yaml?nc=9000", "weights, but contains"),
         ("ultralytics:yolov8n.yaml?nc=90000", "bundles may not"),
         ("ultralytics:yolov8n.yaml?cfg=evil", "bundles may not"),
         ("ultralytics:yolo11-cls-resnet18.yaml", "which it does not hold"),

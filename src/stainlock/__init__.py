@@ -1,6 +1,6 @@
 """Stain and lock trained vision models by editing their weights.
 
-The functions here carry the names of the command line's verbs. ``import stainlock`` itself imports next to nothing: a
+The functions here have the names of the command line's verbs. ``import stainlock`` itself imports almost nothing: a
 name's module, and torch with it, is loaded when the name is first used.
 
 Examples in docstrings start from this session, and from a folder ``photographs`` with four small images and a
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives.
+# The module of each public name.
 _HOMES = {
     "Certificate": "certificates.certificate",
     "Commitment": "commitments.commitment",
@@ -120,13 +120,13 @@ __all__ = [
     "reproduce", "save_bundle", "stain", "unlock", "unlock_detector", "verify",
 ]  # fmt: skip
 
-_install_torchvision_import()  # torchvision then imports beside a CPU-only torch, for us and for whoever imports us
+_install_torchvision_import()  # so that torchvision imports with a CPU-only torch, here and in the user's own code
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value  # found without this function from now on
+        globals()[name] = value  # later lookups do not call this function
         return value
     if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")  # a package, as in `stainlock.locks`

@@ -1,11 +1,11 @@
-"""Channel cost: how much the network loses when a channel is given up, estimated without data.
+"""Channel cost: how much the network loses when a channel is removed, estimated without data.
 
-Behind batch norm a channel's pre-activation has mean β and deviation γ, from which the mean and deviation of what its
-readers receive follow; elsewhere statistics come from a few synthetic inputs. The mean loss can be folded into the
-readers' biases or into the batch norms behind them, so what counts in the end is the variance.
+After batch norm a channel's pre-activation has mean β and standard deviation γ, from which the mean and deviation that
+its readers see can be computed. Elsewhere statistics come from a few synthetic inputs. The lost mean can be folded into
+the readers' biases or into the batch norms after them, so the cost is mainly the lost variance.
 
-A stain gives up channels of one site (`outgoing_cost`, `rank_channels`, `fold_loss`). A lock gives up channels all
-along its signal's way (`column_shares`, `fold_moments`).
+A stain removes channels of one site (`outgoing_cost`, `rank_channels`, `fold_loss`). A lock removes channels all along
+its signal's path (`column_shares`, `fold_moments`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from stainlock.target import evaluation_mode
 from stainlock.tensors import at, exact, has
 
 Choice = Literal["l1", "outgoing"]
-_LIVE = 0.5
-_NEVER = 6.0  # deviations below the threshold: such a channel is silent for all natural inputs
-_FIRED = 10.0  # a detector's level, where only its sign matters
-# The power to which estimated variances in a residual stream are raised: of the values tried on ResNet50, the one whose
-# ranking is most like that on natural images.
+_LIVE = 0.5  # fraction of the layer's median norm or scale from which a channel counts as live
+_NEVER = 6.0  # standard deviations: a channel whose mean is this far below its threshold never fires on natural inputs
+_FIRED = 10.0  # pre-activation of a firing detector in `carried`, where its exact value does not matter
+# Exponent for estimated variances in a residual stream. Of the values tried on ResNet50, this one gives the ranking
+# most like that on natural images.
 _STREAM = 0.25
-# The largest part of a reader's variance that is subtracted.
+# At most this fraction of a reader's output variance is subtracted from its batch norm.
 _MOST_LOST = 0.5
 
 
@@ -53,10 +53,10 @@ def l1_norms(network: Network, site: Site) -> Tensor:
 def outgoing_cost(
     network: Network, site: Site, *, folded: bool, moments: tuple[Tensor, Tensor] | None = None
 ) -> Tensor | None:
-    """Root mean square of what readers lose when a channel falls silent; None where no reader is known.
+    """Root mean square of what readers lose when a channel falls silent; None if no reader is known.
 
-    With ``folded`` only the deviation counts, since the mean loss goes into the readers' biases. ``moments`` are those
-    of `site_moments`, if they were computed before.
+    With ``folded`` only the deviation counts, since the lost mean goes into the readers' biases. ``moments`` is the
+    result of `site_moments`, if it was computed before.
     """
     if not site.readers or site.activation is None:
         return None
@@ -70,11 +70,11 @@ def outgoing_cost(
 
 
 def rank_channels(network: Network, site: Site, choice: Choice, *, folded: bool, live: bool) -> list[int]:
-    """Channels in the order of their cost; ℓ1 norms decide where readers are unknown.
+    """Channels in the order of their cost, or of their ℓ1 norms if no reader is known.
 
-    Channels that never fire although their weights are of usual size are probably detectors: they come last, so that a
-    second stain or a lock leaves the first stain alone. ``live`` leaves out channels far smaller than the others, where
-    an added detector would be conspicuous.
+    Channels that never fire although their weights have the usual size are probably detectors. They come last, so a
+    second stain or a lock leaves the first stain alone. ``live`` leaves out channels far smaller than the others, in
+    which an added detector would be conspicuous.
     """
     if choice not in ("l1", "outgoing"):
         raise ValueError(f"expected choice 'l1' or 'outgoing', got {choice!r}")
@@ -88,13 +88,13 @@ def rank_channels(network: Network, site: Site, choice: Choice, *, folded: bool,
         scales = affine_of(network.target.model.get_submodule(site.norm)).g.abs()
         alive &= (scales >= _LIVE * scales.median()) & (scales <= scales.median() / _LIVE)
     taken = _waiting(network, site, moments)
-    # Equal costs (of dead channels) are decided by the norm, then by the index.
+    # Dead channels have equal costs: sort these by norm, then by index.
     order = sorted(range(site.channels), key=lambda k: (bool(taken[k]), float(cost[k]), float(norms[k]), k))
     return [k for k in order if alive[k]] if live else order
 
 
 def _waiting(network: Network, site: Site, moments: tuple[Tensor, Tensor]) -> Tensor:
-    """Channels that are silent because of their threshold alone; a dead channel's weights are next to zero."""
+    """Channels that are silent only because of their threshold. Dead channels, with weights near zero, don't count."""
     mean, deviation = moments
     rows = site.rows(network.target.model).detach().double().cpu()
     slopes = rows.reshape(site.channels, -1).norm(dim=1)
@@ -108,8 +108,9 @@ def _waiting(network: Network, site: Site, moments: tuple[Tensor, Tensor]) -> Te
 def fold_loss(network: Network, site: Site, resting: dict[int, float]) -> list[Write]:
     """Writes that fold channels' mean contributions into their readers' biases.
 
-    ``resting`` is the level that each channel given up will rest at; readers lose its mean less that level. Where no
-    batch norm has statistics of the channel, biases stay: folding means over synthetic inputs did more harm than good.
+    ``resting`` is the level at which each removed channel will rest; readers lose its mean minus that level. If no
+    batch norm has statistics of the channel, biases stay as they are: folding means measured on synthetic inputs did
+    more harm than good.
     """
     model = network.target.model
     writes = []
@@ -134,7 +135,7 @@ def fold_loss(network: Network, site: Site, resting: dict[int, float]) -> list[W
 
 
 def site_moments(network: Network, site: Site) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the site's pre-activations over natural inputs."""
+    """Mean and standard deviation of the site's pre-activations: from its batch norm, else from synthetic inputs."""
     if site.norm is not None:
         affine = affine_of(network.target.model.get_submodule(site.norm))
         return affine.mean, affine.deviation
@@ -144,7 +145,7 @@ def site_moments(network: Network, site: Site) -> tuple[Tensor, Tensor]:
 
 
 def measure_moments(network: Network, sites: Iterable[Site]) -> None:
-    """Measure the moments of all these sites in one pass of synthetic inputs, where no batch norm knows them."""
+    """Measure the moments of those sites that have no batch norm, all in one pass over synthetic inputs."""
     unknown = {s.name: s for s in sites if s.norm is None and s.name not in network.measured}
     left = set(unknown)
 
@@ -171,7 +172,7 @@ def measure_moments(network: Network, sites: Iterable[Site]) -> None:
 def _loss(
     network: Network, site: Site, reader: Reader, moments: tuple[Tensor, Tensor], rest: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, for each channel, of what the reader receives, less the constant of a silent channel."""
+    """Mean and deviation of each channel as the reader sees it, minus the constant it sees if the channel is silent."""
     assert site.activation is not None
     model = network.target.model
     (mean, deviation), resting = (
@@ -196,8 +197,8 @@ def _loss(
 
 
 def carried(network: Network, site: Site, reader: Reader, position: tuple[int, ...]) -> Tensor:
-    """How much of a detector's signal at one position reaches a reader, for each channel: a depthwise kernel or a batch
-    norm on the way may flip its sign, and an activation then remove it."""
+    """How much of a detector's signal at one position would reach a reader, for each channel. A depthwise kernel or a
+    batch norm on the path may flip its sign, and an activation may then remove it."""
     assert site.activation is not None
     model, maps = network.target.model, torch.full((2, site.channels, *site.grid), site.activation.rest)
     at(maps[1], position).fill_(float(site.activation.function(torch.tensor(_FIRED))))
@@ -218,7 +219,7 @@ def _columns(layer: nn.Module, reader: Reader, channel: int) -> Tensor:
 
 
 def _column_energy(network: Network, site: Site, reader: Reader) -> Tensor:
-    """Squared size of each channel's columns, as the reader's own batch norm scales its outputs."""
+    """Squared norm of the reader's weights for each channel, scaled by the reader's own batch norm if it has one."""
     model = network.target.model
     layer = model.get_submodule(reader.module)
     weight = exact(layer, "weight")
@@ -240,7 +241,7 @@ def dense_layers(network: Network) -> list[fx.Node]:
 
 
 def column_shares(network: Network) -> dict[fx.Node, Tensor]:
-    """For every dense layer, each input channel's share of the energy of its outputs: the cost of taking it."""
+    """For every dense layer, each input channel's share of the energy of its outputs: the cost of removing it."""
     known, dense = remembered(network), dense_layers(network)
     unknown = [n for n in dense if n.all_input_nodes[0] not in known]
     measured = _measured_energy(network, unknown) if unknown else {}
@@ -262,7 +263,7 @@ def column_shares(network: Network) -> dict[fx.Node, Tensor]:
 def _lost_energy(network: Network, node: fx.Node, known: dict[fx.Node, Moments]) -> Tensor:
     """What a layer loses with each channel of a map: its variance, since the mean can be folded into a bias.
 
-    In a residual stream, whose blocks are far from independent, the estimate is poor and counts for less.
+    In a residual stream, whose blocks are far from independent, the estimate is poor, so differences are damped.
     """
     variance = known[node][1].square().clamp(min=1e-30)
     while not is_batch_norm(network.leaf(node)):
@@ -274,7 +275,7 @@ def _lost_energy(network: Network, node: fx.Node, known: dict[fx.Node, Moments])
 
 
 def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, Tensor]:
-    """Mean square of every input of these layers, on synthetic inputs."""
+    """Mean square of each input channel of these layers, on synthetic inputs."""
     target, energy = network.target, {}
 
     def record(node: fx.Node) -> Any:
@@ -294,11 +295,11 @@ def _measured_energy(network: Network, layers: list[fx.Node]) -> dict[fx.Node, T
 def fold_moments(
     network: Network, readings: Iterable[Reading], rewritten: Iterable[tuple[fx.Node, int]], part: str
 ) -> list[Write]:
-    """Writes that subtract removed channels' means and variances from the batch norms behind their readers.
+    """Writes that subtract removed channels' means and variances from the batch norms after their readers.
 
-    Later layers then see the same mean and variance. Readers without a batch norm get the mean in their bias. Behind a
-    ReLU only the mean is subtracted, since estimates of the variance are poor there; in the signed streams of linear
-    bottlenecks they are good. Only statistics of batch norms are folded: those of synthetic inputs did more harm than
+    Later layers then see the same mean and variance. For readers without a batch norm the mean goes into their bias.
+    After a ReLU only the mean is subtracted, since variance estimates are poor there; in the signed streams of linear
+    bottlenecks they are good. Only statistics from batch norms are folded: those of synthetic inputs did more harm than
     good. Rows that are ``rewritten`` need no correction.
     """
     known, model = remembered(network), network.target.model
@@ -328,13 +329,14 @@ def fold_moments(
 
 
 def _behind_relu(network: Network, node: fx.Node) -> bool:
-    """Whether a map has no negative values before the gains of a block."""
+    """True if a map has no negative values, for a squeeze-and-excite block before its gates are applied."""
     gated = next((block.squeezed for block in network.blocks.values() if node in (block.product, block.output)), node)
     return never_negative(network.part, gated)
 
 
 def _taps(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Each column's gain of a channel's mean and of its variance, for neighbours in a map that are half correlated."""
+    """The factors by which each output sees a channel's mean and variance; neighbouring positions are taken to have
+    correlation ½."""
     if columns.dim() == 2:
         return columns, columns.square()
     taps = columns.flatten(2)

@@ -1,4 +1,4 @@
-"""What evaluation, certificates and attacks read images from."""
+"""The interface of data sets that evaluation, certificates and attacks read images from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batches = Iterator[tuple[Tensor, Tensor | None]]  # pixels (N, *input_shape) wit
 
 
 class Data(Protocol):
-    """What evaluation and certificates read: `Images`, `Tensors`, or anything like them."""
+    """A data set: `Images`, `Tensors`, or anything with the same methods."""
 
     labels: list[int] | None
 

@@ -1,10 +1,10 @@
-"""Our own error types. Each message is one line: what was expected, what came, what to do."""
+"""Our own error types. Each message is one line: what was expected, what was found, what to do."""
 
 from __future__ import annotations
 
 
 class StainlockError(Exception):
-    """Base class: the command line prints its message and exits with status 2.
+    """Base class of stainlock's errors. The command line prints the message and exits with status 2.
 
     >>> try:
     ...     sl.Key.load("nowhere.key")
@@ -15,7 +15,7 @@ class StainlockError(Exception):
 
 
 class ModelError(StainlockError):
-    """A model, or its weights, can't be loaded or handled.
+    """A model or its weights can't be loaded or handled.
 
     >>> sl.analyse(sl.Target(torch.nn.ReLU(), (3, 8, 8)))
     Traceback (most recent call last):
@@ -37,7 +37,7 @@ class UnsupportedOp(ModelError):
 
 
 class SiteError(StainlockError):
-    """A site does not exist, or can't carry what was asked of it.
+    """A site does not exist, or can't carry the requested stain or lock.
 
     >>> sl.stain(target, site="1")
     Traceback (most recent call last):
@@ -46,7 +46,7 @@ class SiteError(StainlockError):
 
 
 class TriggerError(StainlockError):
-    """No trigger could be found that stands out from natural inputs.
+    """No trigger was found that stands out from natural inputs.
 
     >>> dead = target.copy()
     >>> _ = dead.model[0].weight.data.zero_()
@@ -66,7 +66,7 @@ class FileError(StainlockError):
 
 
 class SweepError(StainlockError):
-    """A unit of a sweep failed, or its workers can't be had.
+    """A unit of a sweep failed, or its workers are not available.
 
     >>> issubclass(sl.SweepError, sl.StainlockError)
     True

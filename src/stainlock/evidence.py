@@ -1,4 +1,4 @@
-"""A verification as a page to hand over: question, answer, what it means, and what it rests on."""
+"""A verification as a page to hand over: the question, the answer, what it means, and what it is based on."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from stainlock.verification.verdict import SIGNIFICANCE, Verdict
 _MOST_PICTURES = 24
 _COUNTS = ("queries", "queries_saved", "requests", "decoys", "decoys_right", "unanswered")
 _TESTED = {
-    "weights": "The key names a secret direction. The statistic is how nearly any row of weights of the suspect points"
-    " along it, as a cosine; 1 is the direction itself.",
-    "response": "The key names a secret direction. Rows were computed that best explain what the suspect's channels"
-    " answer to synthetic inputs, without the key; the statistic is how nearly any of them points along the direction.",
-    "output": "The key holds trigger images and a class for each. The statistic is the part of the triggers that were"
-    " given their class. Each trigger's look-alikes (mirrored, paler, blurred, recoloured) were asked as well: a class"
-    " that they are given too counts for less, or for nothing.",
+    "weights": "The key holds a secret direction. The statistic is the largest absolute cosine between this direction"
+    " and any row of the suspect's weights; 1 means that a row points exactly along it.",
+    "response": "The key holds a secret direction. Without using the key, rows of weights were estimated that best"
+    " explain how the suspect's channels respond to synthetic inputs. The statistic is the largest absolute cosine"
+    " between any of these rows and the direction.",
+    "output": "The key holds trigger images and a class for each. The statistic is the fraction of the triggers for"
+    " which the suspect answered their class. Each trigger's look-alikes (mirrored, paler, blurred, recoloured) were"
+    " submitted as well: a class that is answered for them too counts for less, or for nothing.",
 }
 _NULL = {
     "weights": "The suspect's weights were made without knowledge of the key, whose direction was drawn uniformly at"
     " random. Nothing is assumed about the suspect.",
     "response": "The suspect was made without knowledge of the key, whose direction was drawn uniformly at random."
     " Nothing is assumed about the suspect.",
-    "output": "Either: the suspect's answers are independent of the classes, which the key's seed drew. Or: a class"
-    " suits its trigger no better than it suits the trigger's look-alikes. The p-value holds under both.",
+    "output": "Either: the suspect's answers are independent of the classes, which were drawn from the key's seed. Or:"
+    " a class suits its trigger no better than it suits the trigger's look-alikes. The p-value is valid under both.",
 }
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a page tells. ``answers`` are the first labels for triggers, by the triggers' index."""
+    """The content of a page. ``answers`` are the first labels answered for each trigger, by the trigger's index."""
 
     suspect: str
     suspect_digest: str | None
@@ -59,7 +60,7 @@ def evidence_page(evidence: Evidence) -> str:
     verdict = evidence.verdict
     found = "Yes" if verdict.stained else "No"
     answer = (
-        f"{found}: p {_chance(verdict)}, by {verdict.method}, where p ≤ 1e{math.log10(SIGNIFICANCE):.0f} was asked for."
+        f"{found}: p {_chance(verdict)}, by {verdict.method}; p ≤ 1e{math.log10(SIGNIFICANCE):.0f} was required."
         f" {in_words(verdict.p_value, verdict.log10_p_value).capitalize()}."
     )
     sections = [
@@ -75,8 +76,8 @@ def evidence_page(evidence: Evidence) -> str:
         as_json(evidence.facts),
     ]
     introduction = (
-        f"Verification by stainlock, {evidence.made:%Y-%m-%d %H:%M} UTC. This page shows secrets of the key, its"
-        " triggers: hand it to those who may see them."
+        f"Verification by stainlock, {evidence.made:%Y-%m-%d %H:%M} UTC. This page shows the key's triggers, which are"
+        " secret: give it only to people who may see them."
     )
     return page("Evidence of a stain" if verdict.stained else "No evidence of a stain", introduction, sections)
 
@@ -88,7 +89,7 @@ def _chance(verdict: Verdict) -> str:
 def _numbers(evidence: Evidence) -> str:
     verdict, facts = evidence.verdict, evidence.facts
     rows = {
-        "verdict": facts["verdict"], "p-value": f"{verdict.p_value:.3g}", "log10 of it": f"{verdict.log10_p_value:.1f}",
+        "verdict": facts["verdict"], "p-value": f"{verdict.p_value:.3g}", "log10 p": f"{verdict.log10_p_value:.1f}",
         "statistic": f"{verdict.statistic:.6g}", "method": verdict.method, "layer": verdict.layer,
         "channel": verdict.channel, "message": verdict.message,
         "largest natural response": verdict.largest_natural, "note": verdict.note or None,
@@ -99,8 +100,8 @@ def _numbers(evidence: Evidence) -> str:
 
 def _meaning(evidence: Evidence) -> list[str]:
     blocks = [paragraph(
-        "The p-value bounds the chance that a suspect for which this is true looks at least as stained as this one. It"
-        " is not the chance that the suspect is innocent."
+        "The p-value bounds the chance that a suspect for which this hypothesis is true looks at least as stained as"
+        " this one. It is not the chance that the suspect is innocent."
     )]  # fmt: skip
     if evidence.facts.get("assumes"):
         blocks.append(paragraph(f"It assumes that {evidence.facts['assumes']}."))
@@ -113,8 +114,8 @@ def _digests(evidence: Evidence) -> dict[str, Any]:
         "suspect": evidence.suspect,
         "sha256 of the suspect's weights": evidence.suspect_digest or "not known: only its answers were seen",
         "sha256 of the key file": evidence.key_digest,
-        "sha256 of the original's weights, by the key": key.base_digest,
-        "sha256 of the stained model's weights, by the key": key.protected_digest,
+        "sha256 of the original's weights, from the key": key.base_digest,
+        "sha256 of the stained model's weights, from the key": key.protected_digest,
         "layer of the stain": key.site,
         "verified": f"{evidence.made:%Y-%m-%dT%H:%M:%SZ}",
         "record of the exchanges": facts.get("record"),
@@ -124,11 +125,11 @@ def _digests(evidence: Evidence) -> dict[str, Any]:
 
 def _commitment(evidence: Evidence) -> tuple[str, ...]:
     if evidence.check is None:
-        return (paragraph("None was given: nothing here shows that the key is older than the suspect."),)
+        return (paragraph("No commitment was given, so nothing here shows that the key is older than the suspect."),)
     check = evidence.check
     facts = {
         "verdict": check.verdict, "digest": check.digest, "signer": check.signer,
-        "created, by its own word": check.created,
+        "created, as the signer states": check.created,
         "existed by (trusted timestamp)": check.proven or "not shown", "published": check.published,
         "suspect is": check.suspect,
     }  # fmt: skip
@@ -156,7 +157,7 @@ def _pictures(evidence: Evidence) -> list[Section]:
 
 
 def _needed(evidence: Evidence) -> list[str]:
-    needed = ["the key file of the digest above, which is secret", "the suspect of the digest above"]
+    needed = ["the key file with the digest above, which is secret", "the suspect with the digest above"]
     if evidence.suspect_digest is None:
-        needed[1] = "the service, while it serves the same model, or the answers as they came back"
+        needed[1] = "the service, while it serves the same model, or its recorded answers"
     return [*needed, "stainlock, in this or a later version", *(["the commitment"] if evidence.check else [])]

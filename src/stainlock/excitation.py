@@ -1,4 +1,4 @@
-"""The squeeze-and-excite blocks that locks insert. Importing this loads torchvision, so `insertion` does it late."""
+"""The squeeze-and-excite blocks that locks insert. Importing this loads torchvision, so `insertion` imports it late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ShiftedExcitation", "SqueezeExcitation"]
 
 
 class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
-    """A squeeze-and-excite block that also adds something to each channel, as Leela Chess Zero's has."""
+    """A squeeze-and-excite block that also adds a shift to each channel, like Leela Chess Zero's."""
 
     def __init__(self, channels: int, hidden: int, **activations: Any) -> None:
         super().__init__(channels, hidden, **activations)
@@ -20,4 +20,4 @@ class ShiftedExcitation(SqueezeExcitation):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         hidden = self.activation(self.fc1(self.avgpool(input)))
         shifted: Tensor = input * self.scale_activation(self.fc2(hidden))
-        return shifted.add_(self.fc3(hidden))  # a map of its own would cost more than the addition
+        return shifted.add_(self.fc3(hidden))  # in place: allocating another map would cost more than the addition

@@ -1,7 +1,7 @@
 """Insertions: what a lock adds to a model's structure, as data, so that a bundle or a key can repeat or undo it.
 
-Each kind says how to put its block in, with every new parameter zero, and how to take it out again; the values come
-from a plan's writes. What was there before keeps its values, though it may get another name.
+Each kind says how to insert its block, with every new parameter zero, and how to remove it again; the values come from
+a plan's writes. Existing parameters keep their values, though their names may change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stainlock.target import Target, submodule
 
 
 class Gated(nn.Module):
-    """A layer, or a module of several layers, behind a squeeze-and-excite block."""
+    """A squeeze-and-excite block followed by a layer, or by a module of several layers."""
 
     def __init__(self, gate: nn.Module, layer: nn.Module) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Gated(nn.Module):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:  # a model's own code may ask its layer for its sizes
+        except AttributeError:  # the model's own code may read attributes of the layer, such as its sizes
             return getattr(super().__getattr__("layer"), name)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,24 +44,24 @@ class Gated(nn.Module):
 
 @dataclass(frozen=True)
 class Insertion:
-    """One block put in ``at`` a module's name; ``facts`` are what its kind needs, as JSON has them."""
+    """One block, inserted ``at`` the module of this name; ``facts`` are the JSON values that its kind needs."""
 
     kind: str
     at: str
     facts: dict[str, Any] = field(default_factory=dict)
 
     def insert(self, target: Target) -> Target:
-        """The target with the block in its model; the model itself is changed."""
+        """Insert the block into the target's model, in place, and return the changed target."""
         return replace(self._kind.insert(target, self), insertions=(*target.insertions, self))
 
     def remove(self, target: Target) -> Target:
-        """The target without the block, which must be the last one that was put in."""
+        """Remove the block, which must be the last one inserted, in place, and return the changed target."""
         if not target.insertions or target.insertions[-1] != self:
-            raise ModelError(f"the model has no block of kind {self.kind} at {self.at} to take out")
+            raise ModelError(f"the model has no block of kind {self.kind} at {self.at} to remove")
         return replace(self._kind.remove(target, self), insertions=target.insertions[:-1])
 
     def is_new(self, parameter: str) -> bool:
-        """Whether a parameter is the block's own."""
+        """Whether a parameter belongs to the block."""
         return self._kind.is_new(self, parameter)
 
     def weights(self, target: Target) -> int:
@@ -88,7 +88,7 @@ class Insertion:
 
 
 class InsertionKind(Protocol):
-    """How one kind of block is put in, taken out, and told from what was there."""
+    """How one kind of block is inserted and removed, and which parameters belong to it."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target: ...
 
@@ -97,13 +97,13 @@ class InsertionKind(Protocol):
     def is_new(self, insertion: Insertion, parameter: str) -> bool: ...
 
     def weights(self, target: Target, insertion: Insertion) -> int:
-        """How many weights it adds, before they are made."""
+        """How many weights it would add, known before they are allocated."""
         ...
 
 
 class SqueezeExciteKind:
-    """A squeeze-and-excite block before a module: ``channels`` it gates, ``hidden`` units, maybe ``shifts``, and maybe
-    gates that are ``signed``: tanh instead of a sigmoid."""
+    """A squeeze-and-excite block before a module. Facts: the number of ``channels`` it gates and of ``hidden`` units;
+    optionally ``shifts``, and ``signed`` gates (tanh instead of sigmoid)."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
         from stainlock.excitation import ShiftedExcitation, SqueezeExcitation  # loads torchvision
@@ -111,11 +111,11 @@ class SqueezeExciteKind:
         layer = submodule(target.model, insertion.at)
         block = ShiftedExcitation if insertion.facts.get("shifts") else SqueezeExcitation
         gates = nn.Tanh if insertion.facts.get("signed") else nn.Sigmoid
-        with torch.device("meta"):  # no random numbers are drawn, which would be overwritten anyway
+        with torch.device("meta"):  # draws no random initial weights, which would be overwritten anyway
             gate = block(int(insertion.facts["channels"]), int(insertion.facts["hidden"]), scale_activation=gates)
         example = next(layer.parameters(), None)
         if example is None:
-            raise ModelError(f"{insertion.at} has no parameters to put a block before: it is for another model")
+            raise ModelError(f"expected a layer with parameters at {insertion.at}, got none: it is for another model")
         gate.to_empty(device=example.device).to(example.dtype).train(layer.training)
         with torch.no_grad():
             for parameter in gate.parameters():
@@ -140,7 +140,7 @@ class SqueezeExciteKind:
 
 
 class NoiseInputsKind:
-    """``dimensions`` more inputs of a generator's first transposed convolution, after those that were there."""
+    """``dimensions`` more inputs of a generator's first transposed convolution, after the existing ones."""
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
         return self._widen(target, insertion, int(insertion.facts["dimensions"]))
@@ -149,7 +149,7 @@ class NoiseInputsKind:
         return self._widen(target, insertion, -int(insertion.facts["dimensions"]))
 
     def is_new(self, insertion: Insertion, parameter: str) -> bool:
-        return False  # the weight was there before, with fewer rows
+        return False  # the weight existed before, with fewer rows
 
     def weights(self, target: Target, insertion: Insertion) -> int:
         weight = getattr(submodule(target.model, insertion.at), "weight", None)
@@ -164,7 +164,7 @@ class NoiseInputsKind:
                 f"{insertion.at} does not read {channels} noise inputs, it is {layer}: it is for another model"
             )
         if channels + more < 1:
-            raise ModelError(f"{insertion.at} has {channels} inputs, fewer than the {-more} to take out")
+            raise ModelError(f"{insertion.at} has {channels} inputs, too few to remove {-more}")
         old = layer.weight
         rows = old.detach()[: channels + more]
         if more > 0:
@@ -179,9 +179,11 @@ class NoiseInputsKind:
 
 
 class EncoderBlockKind:
-    """One more block before the others of a transformer: ``at`` holds them, ``numbered`` is their name less the number.
+    """One more block before the others of a transformer. ``at`` is the module that holds them, ``numbered`` the part of
+    their names before the number.
 
-    It has the others' structure; they move up by one, so that the state dict is that of a deeper model.
+    The new block has the same structure as the others. Those move up by one, so the state dict looks like that of a
+    deeper model.
     """
 
     def insert(self, target: Target, insertion: Insertion) -> Target:
@@ -209,7 +211,7 @@ class EncoderBlockKind:
         if list(modules) != expected:
             got = ", ".join(list(modules)[:2]) or "none"
             raise ModelError(
-                f"expected blocks {expected[0]} and on at {insertion.at}, got {got}: it is for another model"
+                f"expected blocks numbered from {expected[0]} at {insertion.at}, got {got}: it is for another model"
             )
         return [module for module in modules.values() if module is not None]
 
@@ -224,7 +226,7 @@ class EncoderBlockKind:
 
 
 class KeyedKind:
-    """The reader and the gates of a keyed lock, as hooks: no parameter is new, and none has another name.
+    """The reader and the gates of a keyed lock, as hooks: no parameter is added or renamed.
 
     The facts are public: where the bits are, the salt, and which layers have gates.
     """
@@ -252,18 +254,19 @@ KINDS: dict[str, InsertionKind] = {
 
 _NEEDED = {"noise-inputs": ("dimensions",), "squeeze-excite": ("channels", "hidden")}
 MOST_BLOCKS, _MOST_NESTED, _MOST_LOCKS = 1000, 16, 16
-_LARGEST, _MOST_WEIGHTS = 2**16, 2**26  # of a block: whatever a file says, it costs no more memory than a layer
+# Limits on a block's size and weights per layer, so that no file can make it take more memory than a large layer.
+_LARGEST, _MOST_WEIGHTS = 2**16, 2**26
 
 
 def _check_facts(insertion: Insertion) -> None:
-    """Refuse, before anything is built, what no block of its kind says of itself."""
+    """Refuse facts that no block of this kind has, before anything is built."""
     facts = insertion.facts
     sizes = [facts[name] for name in _NEEDED.get(insertion.kind, ())]
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _LARGEST:
             raise ValueError(f"expected sizes from 1 to {_LARGEST}, got {shown(size)}")
     if math.prod(sizes) > _MOST_WEIGHTS:
-        raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights a layer, got {math.prod(sizes)}")
+        raise ValueError(f"expected a block of at most {_MOST_WEIGHTS} weights per layer, got {math.prod(sizes)}")
     check_text(insertion.kind, "kind")
     if insertion.kind not in KINDS:
         raise FileError(f"expected a block of kind {', '.join(KINDS)}, got {insertion.kind!r}: update stainlock")
@@ -279,7 +282,7 @@ def _check_facts(insertion: Insertion) -> None:
 
 
 def read_insertions(listed: Any) -> tuple[Insertion, ...]:
-    """The blocks that a file describes: a limited number, and not in one another without end."""
+    """The blocks that a file describes; ValueError if there are too many, or too many before one layer."""
     if not isinstance(listed, list) or len(listed) > MOST_BLOCKS:
         raise ValueError(f"expected a list of at most {MOST_BLOCKS} blocks")
     found = tuple(map(Insertion.from_json, listed))
@@ -293,24 +296,24 @@ def read_insertions(listed: Any) -> tuple[Insertion, ...]:
 
 
 def insert_all(target: Target, insertions: Sequence[Insertion], most: int) -> Target:
-    """The target, itself changed, with the blocks in it; ModelError before there would be over ``most`` weights."""
+    """Insert the blocks into the target's model, in place; ModelError before it would exceed ``most`` weights."""
     size = state_size(target.model)
     for insertion in insertions:
         size += insertion.weights(target)
         if size > most:
-            raise ModelError(f"the model would have {size} weights with the block at {insertion.at}, there are at most"
+            raise ModelError(f"the model would have {size} weights with the block at {insertion.at}, expected at most"
                              f" {most}: it is for another model")  # fmt: skip
         target = insertion.insert(target)
     return target
 
 
 def state_size(module: nn.Module) -> int:
-    """How many numbers a module's state has."""
+    """How many numbers a module's state dict holds."""
     return sum(tensor.numel() for tensor in module.state_dict().values())
 
 
 def moved(name: str, gated: Iterable[str]) -> str:
-    """What a module is called once blocks were put in before others, in this order."""
+    """A module's name after blocks were inserted before the ``gated`` modules, in this order."""
     for at in gated:
         if name == at or name.startswith(f"{at}."):
             name = f"{at}.layer{name[len(at) :]}"
@@ -318,7 +321,7 @@ def moved(name: str, gated: Iterable[str]) -> str:
 
 
 def moved_back(name: str, gated: Sequence[str]) -> str:
-    """What a module was called before blocks were put in before others, in this order."""
+    """A module's name before blocks were inserted before the ``gated`` modules, in this order."""
     for at in reversed(gated):
         behind = f"{at}.layer"
         if name == behind or name.startswith(f"{behind}."):
@@ -327,6 +330,6 @@ def moved_back(name: str, gated: Sequence[str]) -> str:
 
 
 def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace a submodule, wherever its parent keeps it; the order among its siblings stays."""
+    """Replace a submodule; its place among its siblings stays the same."""
     parent, _, own = name.rpartition(".")
     model.get_submodule(parent)._modules[own] = module

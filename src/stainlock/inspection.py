@@ -1,4 +1,4 @@
-"""inspect(): where a model can carry a stain, and which locks start there."""
+"""inspect(): where a model can carry a stain, and which locks can start there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stainlock.target import Target
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` finds: ``sites``, the usable ones first, the name of the one `stain` would choose, and for each
-    site the kinds of lock whose signal finds a way from there.
+    """What `inspect` finds: ``sites``, the usable ones first; the name of the one that `stain` would choose, or None;
+    and for each site the kinds of lock whose signal finds a path from there.
 
     >>> found = sl.inspect(target)
     >>> found.recommended in found.network.sites

@@ -26,16 +26,16 @@ from stainlock.unlocking.patch import Unlock
 from stainlock.unlocking.unlock import unlock, unlock_transform
 
 KEY_VERSION = 3
-# How a stain's secrets follow from its seed: as docs/key_format.md specifies, or as version 0.1.0 drew them.
+# How a stain's secrets are derived from its seed: as docs/key_format.md specifies, or as version 0.1.0 drew them.
 SHAKE_DERIVATION, NUMPY_DERIVATION = "shake256", "numpy"
 
 
 @dataclass(frozen=True)
 class Detector:
-    """One secret unit vector, where it went, and what excites it.
+    """One secret unit vector, the channel it was written into, and the trigger that excites it.
 
-    ``trigger_level`` and ``rest_level`` are the pre-activations Δ and δ, where the stain has them. ``replaced`` is
-    the row that stood there before.
+    ``trigger_level`` and ``rest_level`` are the pre-activations Δ and δ, if the stain has them. ``replaced`` is the row
+    of weights that was there before.
     """
 
     vector: Tensor
@@ -48,7 +48,7 @@ class Detector:
 
 @dataclass(frozen=True)
 class Key:
-    """Everything the owner keeps: whoever has it can prove, find and remove the stain.
+    """The owner's secret: whoever has it can prove, find and remove the stain, or open the lock.
 
     >>> key.kind, lock_key.kind
     ('stain', 'lock')
@@ -70,12 +70,12 @@ class Key:
     conventions: dict[str, Any]
     detectors: tuple[Detector, ...]
     revert: Plan
-    details: dict[str, Any] = field(default_factory=dict)  # what a schema needs to read its message
-    derivation: str = NUMPY_DERIVATION  # what formats 1 and 2 and locks have
+    details: dict[str, Any] = field(default_factory=dict)  # what the schema or lock needs besides
+    derivation: str = NUMPY_DERIVATION  # the default is that of locks, and of files in formats 1 and 2
 
     @property
     def trigger_response(self) -> float:
-        """R of the weakest trigger.
+        """The response R to the weakest trigger.
 
         >>> key.trigger_response == min(detector.trigger.response for detector in key.detectors)
         True
@@ -92,7 +92,9 @@ class Key:
         return self.firing_fraction * self.trigger_response
 
     def check_stain(self, purpose: str) -> None:
-        """A lock's detector is the best of several and partly fixed: bounds for a uniform one don't hold for it.
+        """Refuse a lock's key where a stain's is needed.
+
+        A lock's detector is the best of several and partly fixed, so bounds for a uniform one don't hold for it.
 
         >>> lock_key.check_stain("verify")
         Traceback (most recent call last):
@@ -102,7 +104,7 @@ class Key:
             raise ValueError(f"expected a stain's key to {purpose} with, got a {self.kind}'s")
 
     def matches(self, target: Target) -> str | None:
-        """None where the target takes the same inputs, else what differs.
+        """None if the target takes the same inputs as the key's model, else what differs.
 
         >>> key.matches(target) is None
         True
@@ -127,10 +129,11 @@ class Key:
         return self.revert.apply(protected)
 
     def opened(self, suspect: Target) -> Target:
-        """A model with this keyed lock, whatever else was changed in it since, without reader and gates.
+        """Undo this keyed lock in a model, whatever else was changed in it since: remove its reader and gates, and put
+        the weights back in order.
 
-        Batch norms' statistics stay where the lock has put them: the function is the same. Whoever has the file may
-        have left reader and gates out already.
+        Batch norms keep the statistics that the lock wrote, which do not change the function. Reader and gates may
+        already be gone, if someone stripped them from the file.
 
         >>> opened = lock_key.opened(locked)
         >>> torch.allclose(opened.predict(images), target.predict(images), atol=1e-5)
@@ -141,7 +144,7 @@ class Key:
         return replace(self.revert, writes=(), removals=self.revert.removals if has_gates else ()).apply(suspect)
 
     def opened_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same for bare weights, such as those of a file whose model can't be built.
+        """The same as `opened` for bare weights, such as those of a file whose model can't be built.
 
         >>> opened = lock_key.opened_weights(locked.model.state_dict())
         >>> torch.equal(opened["3.weight"], target.model.state_dict()["3.weight"])
@@ -155,7 +158,7 @@ class Key:
             raise ValueError(f"expected the key of a keyed lock, got one of schema {self.schema}")
 
     def edited(self, locked: Target) -> Target:
-        """The paper's edited model: everything of the lock but its disruptor. A keyed lock edits nothing else.
+        """The paper's edited model: the locked model without its disruptor. For a keyed lock this is the original.
 
         >>> torch.equal(lock_key.edited(locked).predict(images), target.predict(images))
         True
@@ -168,11 +171,12 @@ class Key:
 
     def _check_protected(self, protected: Target) -> None:
         if not is_model(protected.model, self.protected_digest):
-            raise FileError("this key is for another model: it reverts only the very file it was made with")
+            raise FileError("this key is for another model: it reverts only the exact weights it was made with")
 
     @property
     def carrier(self) -> str:
-        """Where the trigger is: a ``patch`` in the image's corner, a ``strip`` above it, ``entries`` behind noise.
+        """Where the trigger goes: a ``patch`` in the image's corner, a ``strip`` above the image, or extra ``entries``
+        appended to a generator's noise.
 
         >>> lock_key.carrier
         'patch'
@@ -181,7 +185,7 @@ class Key:
         return layout.get("carrier", "entries" if self.schema == "gan" else "patch")
 
     def check_lock(self) -> None:
-        """Refuse, with one clear line, to unlock by a key that is not a lock's.
+        """Refuse a key that is not a lock's, since it can't unlock anything.
 
         >>> key.check_lock()
         Traceback (most recent call last):
@@ -217,7 +221,7 @@ class Key:
         return unlock_transform(self, normalise=normalise)
 
     def save(self, path: str | Path) -> None:
-        """Write a new key file, readable by its owner alone.
+        """Write a new key file, readable only by its owner.
 
         >>> key.save("owner.key")
         >>> key.save("owner.key")
@@ -240,7 +244,7 @@ class Key:
             for f in dataclasses.fields(self)
             if f.name not in ("detectors", "revert", "seed")
         }
-        facts["seed"] = str(self.seed)  # more bits than JSON numbers hold everywhere
+        facts["seed"] = str(self.seed)  # more bits than JSON numbers hold in every parser
         facts["revert"] = plan_facts
         facts["detectors"] = []
         for i, d in enumerate(self.detectors):
@@ -261,7 +265,7 @@ class Key:
 
     @staticmethod
     def load(path: str | Path) -> Key:
-        """Read a key file; one that is damaged is a `FileError`.
+        """Read a key file; `FileError` if it is damaged.
 
         >>> key.save("owner.key")
         >>> sl.verify(stained, sl.Key.load("owner.key")).stained
@@ -291,9 +295,9 @@ class Key:
 
 
 def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disruptor: Plan, **facts: Any) -> Key:
-    """The key of a lock: ``plan`` made the edited model of the target, ``disruptor`` the locked one of that.
+    """The key of a lock. ``plan`` turned the target into the edited model, and ``disruptor`` that into the locked one.
 
-    Undoing the disruptor alone gives the edited model, so that what it restores is what stood in that one.
+    The values that undo the disruptor are taken from the edited model, so undoing the disruptor alone gives that model.
     """
     return Key(
         kind="lock", additive=False, reduction="position", base_digest=plan.base or "",
@@ -303,10 +307,10 @@ def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disrupt
 
 
 def _from_first_version(facts: dict[str, Any]) -> dict[str, Any]:
-    """Its plans had no blocks to put in or take out."""
+    """Plans of format 1 had no insertions or removals."""
     return facts | {"revert": {"writes": facts["revert"], "insertions": [], "removals": []}}
 
 
 def placeholder_target(key: Key) -> Target:
-    """Pixel conventions without a model, for whoever has only a callable."""
+    """The key's pixel conventions without a model, for callers that have only a callable."""
     return Target(torch.nn.Identity(), **{**key.conventions, "part": ""})

@@ -1,4 +1,4 @@
-"""Plans: what an algorithm wants to write, as data. This module alone writes into models."""
+"""Plans: the edits of a stain or lock, as data. Only this module writes into models."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from stainlock.storage.values import shown
 from stainlock.target import Target
 
 DELTA_VERSION = 3
-_DENSE, _LEAST_DENSE = 7 / 8, 4096  # a difference of this share of at least so many elements is a replacement
-_GROWTH, _ROOM = 4, 2**22  # how large blocks may make a model: so many times, and so many weights more
-# The parts of a lock's plan; a stain's has the first alone, besides what it folds.
+# A parameter with at least _LEAST_DENSE elements is stored whole if at least this fraction of them differs.
+_DENSE, _LEAST_DENSE = 7 / 8, 4096
+# Limit on the size of a model with inserted blocks: _GROWTH times its own weights plus _ROOM weights.
+_GROWTH, _ROOM = 4, 2**22
+# The parts of a lock's plan. A stain's plan has the first, and "fold" for the means it moves into biases.
 DETECTOR, CONDUIT, DISRUPTOR = "detector", "conduit", "disruptor"
 
 
 @dataclass(frozen=True)
 class Write:
-    """New values for some elements of one parameter or buffer, counted in row-major order."""
+    """New values for some elements of one parameter or buffer, indexed in row-major order."""
 
     parameter: str
     elements: Tensor
@@ -39,9 +41,10 @@ class Write:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A new order of a parameter's slices along one axis: slice i becomes what slice ``order[i]`` was.
+    """A new order of a parameter's slices along one axis: new slice i is old slice ``order[i]``.
 
-    An order of two axes is one for each slice along the first: its element j becomes what ``order[slice, j]`` was.
+    A two-dimensional ``order`` reorders the elements within each slice along the first axis: new element j of a slice
+    is its old element ``order[slice, j]``.
     """
 
     parameter: str
@@ -53,7 +56,7 @@ class Permutation:
         return replace(self, order=self.order.argsort(-1))
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a parameter of this shape can be ordered so."""
+        """True if a parameter of this shape can be reordered this way."""
         if self.order.dim() == 2:
             return len(shape) > 0 and tuple(self.order.shape) == (shape[0], math.prod(shape[1:]))
         return self.axis < len(shape) and shape[self.axis] == len(self.order)
@@ -68,7 +71,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Replacement:
-    """New values for all elements of a parameter, in its shape: what millions of writes would say at length."""
+    """New values for all elements of a parameter, in its shape: shorter than millions of writes."""
 
     parameter: str
     values: Tensor
@@ -85,13 +88,13 @@ class Change:
 
 
 def write(model: nn.Module, parameter: str, index: Sequence[int | None], values: Tensor | float, part: str) -> Write:
-    """A write to ``parameter[index]``, None standing for a whole axis: ``(k,)`` is row k, ``(None, k)`` column k.
+    """A write to ``parameter[index]``, where None selects a whole axis: ``(k,)`` is row k, ``(None, k)`` column k.
 
-    Values are cast here, from the float64 they were solved in to the parameter's own type.
+    Values are cast here, from the float64 they were computed in to the parameter's own type.
     """
     tensor = _tensor(model, parameter)
     selected = torch.zeros((), dtype=torch.int64)
-    for axis, size in enumerate(tensor.shape):  # never an index for the whole tensor: dense layers have 10⁸ elements
+    for axis, size in enumerate(tensor.shape):  # no index of the whole tensor is made: dense layers have 10⁸ elements
         place = index[axis] if axis < len(index) else None
         stride = math.prod(tensor.shape[axis + 1 :])
         if place is None:
@@ -116,11 +119,11 @@ def write_values(
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of writes in named parts, with the digest of the model it was made for, if that is known.
+    """An edit of a model, as data: writes in named parts, and the digest of the model it was made for, if known.
 
-    ``insertions`` come before the writes, ``removals`` after them: what undoes a plan takes out what it put in.
-    ``permutations`` reorder whole parameters, which no write may touch: undoing them needs none of the values.
-    ``replacements`` give whole parameters new values; nothing else may touch those.
+    - ``insertions`` are made before the writes, ``removals`` after. The inverse of a plan removes what it inserted.
+    - ``permutations`` reorder whole parameters, which no write may touch. Undoing them needs no stored values.
+    - ``replacements`` give whole parameters new values; nothing else may touch those.
 
     >>> plan = sl.diff(target, stained)
     >>> models_agree = torch.equal(plan.apply(target).predict(images), stained.predict(images))
@@ -143,13 +146,13 @@ class Plan:
         if both := set(replaced) & (written | ordered):
             raise ValueError(f"expected either a replacement or other changes of {sorted(both)[0]}, got both")
         if len(set(replaced)) < len(replaced):
-            raise ValueError("expected at most one replacement of a parameter, got several")
+            raise ValueError("expected at most one replacement per parameter, got several")
 
     def __add__(self, other: Iterable[Write]) -> Plan:
         return replace(self, writes=(*self.writes, *other))
 
     def then(self, later: Plan) -> Plan:
-        """This plan and a later one as one; whatever was put in must be in before the first write.
+        """This plan and a later one combined. Only this one may insert blocks, and only the later one may remove any.
 
         >>> there = sl.diff(target, stained)
         >>> back = there.inverse(target)
@@ -157,7 +160,7 @@ class Plan:
         True
         """
         if later.insertions or self.removals:
-            raise ValueError("expected blocks to be put in by the first plan and taken out by the last")
+            raise ValueError("expected blocks to be inserted by the first plan and removed by the last")
         permutations = (*self.permutations, *later.permutations)
         return replace(
             self, writes=(*self.writes, *later.writes), removals=later.removals, permutations=permutations,
@@ -166,7 +169,7 @@ class Plan:
 
     @property
     def elements(self) -> int:
-        """How many different elements are written.
+        """The number of distinct elements that are written.
 
         >>> sl.diff(target, target).elements
         0
@@ -177,7 +180,7 @@ class Plan:
         )
 
     def changed(self, base: Target) -> int:
-        """How many numbers of a model it changes: those it writes, and all of a parameter that it reorders.
+        """How many numbers of a model the plan changes: those it writes, and all of each parameter it reorders.
 
         >>> key.revert.changed(stained) == key.revert.elements
         True
@@ -186,7 +189,7 @@ class Plan:
         return self.elements + sum(state[name].numel() for name in {p.parameter for p in self.permutations})
 
     def without(self, part: str) -> Plan:
-        """Everything but the writes of one part.
+        """The plan without the writes and replacements of one part.
 
         >>> {write.part for write in key.revert.without("detector").writes} & {"detector"}
         set()
@@ -195,7 +198,7 @@ class Plan:
         return replace(self, writes=tuple(w for w in self.writes if w.part != part), replacements=kept)
 
     def only(self, part: str) -> Plan:
-        """The writes of one part, which leave the structure as it is.
+        """Only the writes and replacements of one part.
 
         >>> {write.part for write in key.revert.only("detector").writes}
         {'detector'}
@@ -204,7 +207,7 @@ class Plan:
         return Plan(tuple(w for w in self.writes if w.part == part), self.base, replacements=kept)
 
     def apply(self, target: Target) -> Target:
-        """An edited deep copy; the target given stays as it is.
+        """An edited deep copy; the given target stays as it is.
 
         >>> restored = key.revert.apply(stained)
         >>> torch.equal(restored.predict(images), target.predict(images))
@@ -219,7 +222,7 @@ class Plan:
         return edited
 
     def write_into(self, model: nn.Module) -> None:
-        """Write into this model itself, whose structure must be that of the writes.
+        """Write into this model itself. Blocks are neither inserted nor removed.
 
         >>> mine = target.copy()
         >>> sl.diff(target, stained).write_into(mine.model)
@@ -240,7 +243,7 @@ class Plan:
                 tensor.copy_(p.of(tensor))
 
     def reordered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Bare weights, of whatever they have, in the order of the permutations.
+        """Bare weights reordered by the plan's permutations; parameters that are missing or don't fit are skipped.
 
         >>> weights = sl.diff(target, locked).reordered(target.model.state_dict())
         >>> torch.equal(weights["3.weight"], locked.model.state_dict()["3.weight"])
@@ -253,21 +256,21 @@ class Plan:
         return result
 
     def inverse(self, target: Target) -> Plan:
-        """The plan that restores what this one overwrites, bit for bit; it is made before applying.
+        """The plan that restores what this one overwrites, bit for bit. Make it from the target before the edit.
 
         >>> plan = sl.diff(target, stained)
         >>> restored = plan.inverse(target).apply(plan.apply(target))
         >>> torch.equal(restored.predict(images), target.predict(images))
         True
         """
-        # A keyed lock's hooks bring no tensors, so that there is no need for a copy that has them.
+        # A keyed lock's hooks add no tensors, so there is no need to copy the model to insert them.
         prepared = self._structure().apply(target) if any(i.kind != KEYED for i in self.insertions) else target
         self._check(prepared.model)
         state = _state(prepared.model)
         restores = []
         for w in self.writes:
             if any(insertion.is_new(w.parameter) for insertion in self.insertions):
-                continue  # it goes with its block
+                continue  # it is removed together with its block
             tensor = state[w.parameter].detach().cpu()
             values = tensor[torch.unravel_index(w.elements, tensor.shape)].clone().view(len(w.elements))
             restores.append(Write(w.parameter, w.elements, values, w.part))
@@ -281,7 +284,7 @@ class Plan:
         )  # fmt: skip
 
     def _structure(self) -> Plan:
-        """Its blocks alone."""
+        """Only the plan's insertions."""
         return Plan(base=self.base, insertions=self.insertions)
 
     def _check(self, model: nn.Module) -> None:
@@ -293,7 +296,7 @@ class Plan:
                 )
             tensor = state[w.parameter]
             if len(w.elements) and not (int(w.elements.min()) >= 0 and int(w.elements.max()) < tensor.numel()):
-                raise ModelError(f"{w.parameter} has {tensor.numel()} elements, the plan writes outside of them")
+                raise ModelError(f"{w.parameter} has {tensor.numel()} elements, the plan writes outside that range")
             if w.values.shape != w.elements.shape:
                 raise ModelError(f"the plan has {w.values.numel()} values for {len(w.elements)} of {w.parameter}")
         for r in self.replacements:
@@ -313,7 +316,7 @@ class Plan:
                 )
             if not p.fits(state[p.parameter].shape):
                 raise ModelError(
-                    f"{p.parameter} has the shape {tuple(state[p.parameter].shape)}, the plan orders"
+                    f"{p.parameter} has the shape {tuple(state[p.parameter].shape)}, the plan reorders"
                     f" {tuple(p.order.shape)} along axis {p.axis}: it is for another model"
                 )
 
@@ -330,13 +333,13 @@ class Plan:
             "removals": [insertion.to_json() for insertion in self.removals],
             "permutations": [{"parameter": p.parameter, "axis": p.axis, "part": p.part} for p in self.permutations],
         }
-        if self.replacements:  # keys and deltas without any stay what they were
+        if self.replacements:  # without any, files are the same bytes as before replacements existed
             facts["replacements"] = [{"parameter": r.parameter, "part": r.part} for r in self.replacements]
         tensors = {f"{prefix}{i}.order": p.order.to(torch.int32) for i, p in enumerate(self.permutations)}
         tensors |= {f"{prefix}{i}.whole": r.values for i, r in enumerate(self.replacements)}
         for i, w in enumerate(self.writes):
             runs = _runs(w.elements)
-            if runs.numel() < len(w.elements):  # whole rows and columns: their places in few numbers
+            if runs.numel() < len(w.elements):  # for whole rows, say, runs are shorter than a list of all elements
                 tensors[f"{prefix}{i}.runs"] = runs
             else:
                 tensors[f"{prefix}{i}.elements"] = w.elements
@@ -345,7 +348,7 @@ class Plan:
 
     @staticmethod
     def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
-        """What `to_tensors` made; ValueError, KeyError or TypeError where it makes no sense.
+        """The inverse of `to_tensors`; ValueError, KeyError or TypeError if the facts make no sense.
 
         >>> plan = sl.diff(target, stained)
         >>> sl.Plan.from_tensors(*plan.to_tensors()).elements == plan.elements
@@ -361,7 +364,7 @@ class Plan:
         insertions, removals = (read_insertions(facts[name]) for name in ("insertions", "removals"))
         permutations = tuple(
             Permutation(f["parameter"], int(f["axis"]), tensors[f"{prefix}{i}.order"].long(), f["part"])
-            for i, f in enumerate(facts.get("permutations", ()))  # files written before there were any
+            for i, f in enumerate(facts.get("permutations", ()))  # absent from older files
         )
         replacements = tuple(
             Replacement(f["parameter"], tensors[f"{prefix}{i}.whole"], f["part"])
@@ -373,7 +376,8 @@ class Plan:
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
-        """A delta: kilobytes that turn the base model into the protected one. It tells which weights: a secret.
+        """Write a delta: kilobytes that turn the base model into the protected one. It is secret, since it shows which
+        weights were changed.
 
         >>> sl.diff(target, stained).save("delta")
         >>> torch.equal(sl.apply(target, "delta").predict(images), stained.predict(images))
@@ -388,12 +392,12 @@ class Plan:
         True
         """
         facts, tensors = self.to_tensors()
-        version = DELTA_VERSION if self.replacements else DELTA_VERSION - 1  # older programs read the others
+        version = DELTA_VERSION if self.replacements else DELTA_VERSION - 1  # older programs can read the latter
         return pack("delta", version, {**facts, "base": self.base}, tensors)
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a delta; one that is damaged is a `FileError`.
+        """Read a delta; `FileError` if it is damaged.
 
         >>> sl.diff(target, stained).save("delta")
         >>> sl.Plan.load("delta").elements == sl.diff(target, stained).elements
@@ -414,7 +418,7 @@ class Plan:
         return plan
 
     def check_base(self, model: nn.Module) -> None:
-        """Refuse to build on any model but the one the plan was made for, and to write what it can't hold.
+        """Refuse any model but the one the plan was made for, and values of another type, NaN or infinity.
 
         >>> sl.diff(target, stained).check_base(stained.model)
         Traceback (most recent call last):
@@ -425,7 +429,7 @@ class Plan:
         state = _state(model)
         given: tuple[Write | Replacement, ...] = (*self.writes, *self.replacements)
         for w in given:
-            old = state[w.parameter].detach() if w.parameter in state else None  # None: of a block that is put in first
+            old = state[w.parameter].detach() if w.parameter in state else None  # None: in a block yet to be inserted
             if old is not None and w.values.dtype != old.dtype:
                 raise FileError(f"this delta writes {w.values.dtype} into {w.parameter}, which is {old.dtype}")
             was_finite = old is None or bool(torch.isfinite(old).all())
@@ -434,14 +438,14 @@ class Plan:
 
 
 def _runs(elements: Tensor) -> Tensor:
-    """Consecutive elements as pairs of the first and how many."""
+    """Runs of consecutive elements, as pairs (first, count)."""
     breaks = (elements.diff() != 1).nonzero().flatten() + 1
     firsts = torch.cat([breaks.new_zeros(min(1, len(elements))), breaks])
     return torch.stack([elements[firsts], torch.cat([firsts, firsts.new_tensor([len(elements)])]).diff()], 1)
 
 
 def _elements(tensors: dict[str, Tensor], prefix: str) -> Tensor:
-    """What `_runs` made short, at length again."""
+    """The elements of a write, expanded again if they were stored as `_runs`."""
     if f"{prefix}runs" not in tensors:
         return tensors[f"{prefix}elements"]
     first, count = tensors[f"{prefix}runs"].unbind(1)
@@ -450,7 +454,7 @@ def _elements(tensors: dict[str, Tensor], prefix: str) -> Tensor:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Everything a state dict names; tied tensors under each of their names."""
+    """All parameters and buffers by name; tied tensors under each of their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -467,14 +471,14 @@ def _tensor(model: nn.Module, name: str) -> Tensor:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """A row of bytes for each element: 0 and −0 differ, equal NaNs do not."""
+    """Each element as a row of bytes, so that 0 and −0 differ and equal NaNs do not."""
     return tensor.contiguous().flatten().view(torch.uint8).view(tensor.numel(), -1)
 
 
 def apply(base: Target, delta: Plan | str | Path) -> Target:
-    """The protected model from its base and the plan, or the file of it, that `diff` or `stain --delta` made.
+    """The protected model, from its base and a delta: a plan from `diff`, or a file such as `stain --delta` writes.
 
-    It is an edited deep copy. A base other than the one the delta was made for is refused.
+    Returns an edited deep copy. Any base other than the one the delta was made for is refused.
 
     >>> import stainlock as sl, torch
     >>> base = sl.Target(torch.nn.Linear(2, 2), input_shape=(2,), mean=(0,), std=(1,))
@@ -489,14 +493,14 @@ def apply(base: Target, delta: Plan | str | Path) -> Target:
 
 
 def diff(base: Target, changed: Target) -> Plan:
-    """The plan that turns ``base`` into ``changed``: the blocks put in since, and every value that differs.
+    """The plan that turns ``base`` into ``changed``: the blocks inserted since, and every value that differs.
 
     >>> sl.diff(target, stained).base == sl.diff(target, locked).base
     True
     """
     known = len(base.insertions)
     if changed.insertions[:known] != base.insertions:
-        raise ModelError("the models differ in structure: the base has blocks that the other has not")
+        raise ModelError("the models differ in structure: the base has blocks that the other lacks")
     structure = Plan(insertions=changed.insertions[known:])
     prepared = structure.apply(base) if structure.insertions else base
     before, after = prepared.model.state_dict(), changed.model.state_dict()
@@ -517,7 +521,7 @@ def diff(base: Target, changed: Target) -> Plan:
 
 
 def _replacements(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Replacement, ...]:
-    """Large parameters of which nearly every value differs, as a fingerprint leaves them."""
+    """Large parameters in which nearly every value differs, as after a fingerprint."""
     found = []
     for name, old in before.items():
         old, new = old.detach().cpu(), after[name].detach().cpu()
@@ -528,7 +532,7 @@ def _replacements(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 
 
 def _reorderings(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Permutation, ...]:
-    """Parameters whose slices are the same in another order, as a keyed lock leaves them: kilobytes say so."""
+    """Parameters with the same slices in another order, as after a keyed lock. An order takes only kilobytes."""
     found = []
     for name, old in before.items():
         old, new = old.detach().cpu(), after[name].detach().cpu()
@@ -539,7 +543,8 @@ def _reorderings(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> t
 
 
 def _order(old: Tensor, new: Tensor, axis: int) -> Tensor | None:
-    """The order that makes ``new`` of ``old``, found by one number for each slice, and checked bit by bit."""
+    """The order of slices that turns ``old`` into ``new``, or None: matched by one hash per slice, then checked bit by
+    bit."""
     rows = [_bits(t).view(*t.shape, -1).movedim(axis, 0).flatten(1) for t in (old, new)]
     weights = torch.randint(1, 1 << 20, (rows[0].shape[1],), generator=torch.Generator().manual_seed(0))
     sums = [(r.long() * weights).sum(1) for r in rows]
@@ -552,7 +557,7 @@ def _order(old: Tensor, new: Tensor, axis: int) -> Tensor | None:
 
 
 def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tuple[Write, ...]:
-    """Writes of every value that differs in a bit between two state dicts of one architecture."""
+    """Writes of every value that differs in any bit between two state dicts of one architecture."""
     writes = []
     for name, old in before.items():
         old, new = old.detach().cpu(), after[name].detach().cpu()
@@ -563,7 +568,7 @@ def differences(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> tu
 
 
 def changes(plan: Plan, base: Target) -> list[Change]:
-    """What the plan changes in a base model, parameter by parameter; new parameters were zero before."""
+    """What the plan changes in a base model, parameter by parameter. New parameters count as zero before."""
     prepared = plan._structure().apply(base) if plan.insertions else base
     state = _state(prepared.model)
     lines = []

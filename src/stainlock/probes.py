@@ -1,4 +1,4 @@
-"""Synthetic inputs, which replace natural images in estimates: no data is needed."""
+"""Synthetic inputs, used in estimates instead of natural images, so that no data is needed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 from stainlock.target import Target
 
-# For each estimate, the number of inputs and their seed: estimates are repeatable, and independent of each other.
+# For each purpose, the number of inputs and their seed. Fixed seeds make estimates repeatable.
 _PURPOSES = {
     "channel cost": (4, 0),
-    "natural responses": (2, 1),  # one of each kind is enough: responses at every position count
+    "natural responses": (2, 1),  # one of each kind is enough, since every position gives a response
     "lock responses": (4, 1),
     "tokens": (8, 1),
     "logits": (8, 2),
@@ -25,22 +25,22 @@ _PURPOSES = {
 
 
 def probe_inputs(target: Target, purpose: str) -> Tensor:
-    """The fixed synthetic inputs of an estimate."""
+    """The fixed synthetic inputs for a purpose."""
     count, seed = _PURPOSES[purpose]
     return synthetic_inputs(target, count, torch.Generator().manual_seed(seed))
 
 
 def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> Tensor:
-    """Half with the 1/f spectrum of photographs, half plain noise, within the bounds."""
+    """Synthetic inputs within the bounds: half with the 1/f spectrum of photographs, half plain noise."""
     low, high = target.bounds
     shape = (count, *target.input_shape)
     noise = torch.rand(shape, generator=generator, dtype=torch.float64)
     half = (count + 1) // 2
     if len(target.input_shape) == 3 and min(target.input_shape[1:]) >= 8:
         noise[:half] = _pink(noise[:half], generator)
-    elif len(target.input_shape) == 4 and min(target.input_shape[2:]) >= 8:  # video: the picture stands still
+    elif len(target.input_shape) == 4 and min(target.input_shape[2:]) >= 8:  # video: every frame is the same image
         noise[:half] = _pink(noise[:half, :, 0], generator)[:, :, None]
-    return noise.mul_(high - low).add_(low).float()  # in place, here and below: memory is what takes the time
+    return noise.mul_(high - low).add_(low).float()  # in place, here and below: allocation would dominate the time
 
 
 def _pink(white: Tensor, generator: torch.Generator) -> Tensor:
@@ -51,7 +51,7 @@ def _pink(white: Tensor, generator: torch.Generator) -> Tensor:
     ).clamp(min=1 / max(height, width))
     spectrum = torch.fft.rfft2(white - 0.5).div_(frequency)
     field: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
-    grey = field.mean(1, keepdim=True)  # colours of photographs go together
+    grey = field.mean(1, keepdim=True)  # in photographs the colour channels are correlated
     field.sub_(grey).mul_(0.5).add_(grey)
     spread = field.flatten(1).std(1).view(-1, 1, 1, 1)
     brightness = 0.3 + 0.4 * torch.rand(len(white), 1, 1, 1, generator=generator, dtype=torch.float64)

@@ -1,12 +1,12 @@
 """The uniform distribution on the unit sphere S^{d-1}: samples, and the measure of spherical caps.
 
 For w uniform on S^{d-1} and any fixed unit vector e, the cosine s = w·e has a density proportional to
-(1 − s²)^((d−3)/2), so that 1 − s² follows Beta((d−1)/2, ½) and, for t ≥ 0,
+(1 − s²)^((d−3)/2). So 1 − s² follows Beta((d−1)/2, ½) and, for t ≥ 0,
 
     cap_d(t) = P(w·e ≥ t) = ½ I_{1−t²}((d−1)/2, ½),        cap_d(−t) = 1 − cap_d(t).
 
-Everything is float64. A function of a float returns a float, of an array an array of its shape.
-The logarithmic versions (natural logarithm) go on where probabilities underflow.
+Everything is float64. Functions return a float for a float, and an array of the same shape for an array.
+The logarithmic versions (natural logarithm) still work where probabilities underflow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy import special
 FloatArray = NDArray[np.float64]
 Real = TypeVar("Real", float, FloatArray)
 
-_SMALLEST = 1e-290  # below this scipy's incomplete beta function nears its underflow
+_SMALLEST = 1e-290  # below this scipy's incomplete beta function is close to underflow
 _NODES, _WEIGHTS = np.polynomial.laguerre.laggauss(48)
 
 
@@ -35,7 +35,7 @@ def sample_sphere(count: int, dimension: int, *, generator: np.random.Generator)
 
 
 def cap(cosine: Real, dimension: int) -> Real:
-    """P(w·e ≥ cosine) for w uniform on S^{d-1}, d ≥ 2: one below −1, zero from 1 on."""
+    """P(w·e ≥ cosine) for w uniform on S^{d-1}, d ≥ 2: 1 for cosines up to −1, 0 from 1 on."""
     return restore(np.exp(log_cap(as_array(cosine, "cosine"), dimension)), cosine)
 
 
@@ -101,7 +101,7 @@ def log_beta_tail(a: float | FloatArray, b: float | FloatArray, log_x: FloatArra
 
         I_x(a, b) = x^a (1−x)^(b−1) / (s B(a, b)) ∫₀^∞ e^{−u} f(u) du,
 
-    f is flat where the tail is far, and Gauss–Laguerre quadrature is exact to rounding.
+    f is flat far in the tail, and Gauss–Laguerre quadrature is exact up to rounding.
     """
     odds = np.exp(log_x - log_y)
     s = a - (b - 1) * odds
@@ -124,7 +124,7 @@ def restore(values: FloatArray, like: float) -> float: ...
 @overload
 def restore(values: FloatArray, like: NDArray[Any]) -> FloatArray: ...
 def restore(values: FloatArray, like: float | NDArray[Any]) -> float | FloatArray:
-    """A float if a scalar was given, else an array of the given shape."""
+    """A float if ``like`` is a scalar, else an array of its shape."""
     shape = np.shape(like)
     return np.reshape(values, shape) if shape else float(np.reshape(values, ()))
 

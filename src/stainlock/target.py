@@ -1,4 +1,4 @@
-"""Target: a trained model, and what is needed to talk pixels to it."""
+"""Target: a trained model, and what is needed to feed it pixels."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ class Target:
     works in pixels. A generator's noise vector counts as pixels too: ``input_shape=(100, 1, 1)``,
     ``mean=(0,)``, ``std=(1,)`` and the noise's range as bounds.
 
-    A model inside `DataParallel` or `torch.compile` is taken out of it, so that names of layers are its own.
+    `DataParallel` and `torch.compile` wrappers are removed, so layers keep the names they have in the model itself.
 
-    ``part`` names the submodule to analyse where the whole model does not trace (an object detector's
-    ``backbone``). ``normalises`` says that the model takes pixels and normalises them itself, as torchvision's
-    detectors do; mean and std are then what the part sees. ``extra_inputs`` are passed to the model after the image:
-    the timestep of a diffusion model, or a text's embedding ``(1, tokens, width)``, which goes for every image of a
-    batch. ``output`` names the entry of the model's output that is its answer, where that is a dictionary, a dataclass
-    or a tuple (``logits``, ``0``, ``heads.class``): calls then return that entry. Without it calls return all, and what
-    needs logits takes an entry of that name or the only tensor. ``reference`` says how to build the architecture
-    again, and ``insertions`` what a lock has put into it since.
+    - ``part``: the submodule to analyse if the whole model does not trace (an object detector's ``backbone``).
+    - ``normalises``: the model takes pixels and normalises them itself, as torchvision's object detectors do. Mean and
+      std then describe the input of the part.
+    - ``extra_inputs``: passed to the model after the image, such as a diffusion model's timestep. A batch of one, such
+      as a text embedding ``(1, tokens, width)``, is repeated for each image.
+    - ``output``: the entry to return if the model's output is a dictionary, a dataclass or a tuple (``logits``, ``0``,
+      ``heads.class``). Without it, calls return the whole output, and code that needs logits takes the entry of that
+      name or the only tensor.
+    - ``reference``: how to build the architecture again.
+    - ``insertions``: what locks have inserted into the model since.
+    - ``known_from``: where the pixel conventions come from, for reports.
 
     >>> target = sl.Target(model, input_shape=(3, 32, 32), mean=(0.5,), std=(0.25,))
     >>> target.predict(torch.rand(2, 3, 32, 32)).shape
@@ -84,10 +87,10 @@ class Target:
 
     @classmethod
     def from_reference(cls, reference: str | Path, **options: Any) -> Target:
-        """Any form the command line takes: see `stainlock.models.references.load_reference`.
+        """A target from any reference the command line takes: see `stainlock.models.references.load_reference`.
 
-        ``weights`` and ``seed`` are for a library's or a factory's model. Of a bundle, ``model`` and ``trust_code``
-        say where code that builds its model may come from: none is run unasked.
+        ``weights`` and ``seed`` apply to models from a library or a factory. For a bundle, ``model`` and ``trust_code``
+        say which code may build its model: none is run without your consent.
 
         >>> sl.Target.from_reference("torchvision:squeezenet1_1?num_classes=10", weights="random").input_shape
         (3, 224, 224)
@@ -97,14 +100,14 @@ class Target:
         return load_reference(str(reference), **options)
 
     def __call__(self, inputs: Any) -> Any:
-        """The model on its own input, as `Key.unlock` returns it: normalised pixels; for a detector a list of images,
-        in pixels and of any size, or a batch of them."""
+        """Run the model on its own input, as `Key.unlock` returns it: normalised pixels; for an object detector that
+        normalises, a list of images in pixels and of any size, or a batch of them."""
         if self.normalises and isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = list(inputs)
         return self._named(self.model(inputs, *self._extra_inputs_for(inputs)))
 
     def _extra_inputs_for(self, inputs: Any) -> Iterator[Any]:
-        """What is given for one image, a text's embedding say, goes for each image of a batch."""
+        """The extra inputs; a batch of one, such as a text embedding, is repeated for each image."""
         batch = len(inputs) if isinstance(inputs, Tensor) and inputs.dim() > 1 else 1
         for extra in self.extra_inputs:
             one_for_all = isinstance(extra, Tensor) and extra.dim() > 1 and len(extra) == 1 < batch
@@ -115,7 +118,7 @@ class Target:
             entries = dict(entries_in(output))
             if name not in entries:
                 has = f"has {', '.join(entries)}" if entries else f"is a {type(output).__name__}"
-                raise ModelError(f"expected output {self.output!r} in what the model returns, which {has}")
+                raise ModelError(f"expected an entry {self.output!r} in the model's output, which {has}")
             output = entries[name]
         return output
 
@@ -140,7 +143,7 @@ class Target:
 
     @property
     def traced(self) -> nn.Module:
-        """The module that is analysed: the model, or its ``part``.
+        """The module to analyse: the model, or its ``part``.
 
         >>> target.traced is target.model
         True
@@ -149,7 +152,7 @@ class Target:
 
     @property
     def conventions(self) -> dict[str, Any]:
-        """What a key keeps of the target: all that is needed to give its model the same inputs again.
+        """What a key stores about the target: everything needed to give the model the same inputs again.
 
         >>> target.conventions["input_shape"]
         (3, 32, 32)
@@ -176,11 +179,11 @@ class Target:
         return self._first_parameter().dtype
 
     def _first_parameter(self) -> Tensor:
-        """A model without parameters takes what PyTorch takes by default."""
+        """A model without parameters has PyTorch's default device and dtype."""
         return next(self.model.parameters(), torch.empty(0))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels ``(N, *input_shape)`` to the model's input, on the model's device and dtype.
+        """The model's input for pixels ``(N, *input_shape)``, on the model's device and in its dtype.
 
         >>> centred = sl.Target(model, (3, 32, 32), mean=(0.5,), std=(0.25,))
         >>> float(centred.normalise(torch.ones(1, 3, 32, 32)).mean())
@@ -201,7 +204,7 @@ class Target:
         return self(pixels.to(self.device, self.dtype) if self.normalises else self.normalise(pixels))
 
     def run_traced(self, pixels: Tensor) -> Any:
-        """The output for pixels of the part that is analysed; without a part, the model's.
+        """The output of ``part`` for pixels; without a part, the model's.
 
         >>> stem = sl.Target(model, (3, 32, 32), part="0")
         >>> stem.run_traced(images).shape
@@ -229,7 +232,7 @@ class Target:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside `DataParallel` and `torch.compile`, which call it and have no weights of their own."""
+    """The module inside `DataParallel` and `torch.compile` wrappers, which have no weights of their own."""
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -243,23 +246,23 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
     try:
         return model.get_submodule(name)
     except AttributeError:
-        raise ModelError(f"the model has no {name} to put a block at: it is for another model") from None
+        raise ModelError(f"the model has no {name} to insert a block at: it is for another model") from None
 
 
 def check_target(target: Any) -> None:
-    """One line for whoever passes a module, or what is none."""
+    """Refuse, with a helpful message, a bare module or anything else that is not a Target."""
     if isinstance(target, Target):
         return
     if isinstance(target, nn.Module):
         raise ValueError(
-            f"expected a stainlock.Target, got the module {type(target).__name__}: say how it takes pixels,"
+            f"expected a stainlock.Target, got the module {type(target).__name__}: say how it takes pixels with"
             " Target(model, input_shape=(3, 224, 224), mean=(...), std=(...), bounds=(0, 1))"
         )
     raise ValueError(f"expected a stainlock.Target, got {type(target).__name__}")
 
 
 def check_editable(target: Any) -> None:
-    """Refuse models whose layers have no weights that can be read and written, each with a way out."""
+    """Refuse models whose layers have no weights that can be read and written; each message says what to do instead."""
     check_target(target)
     check_module(target.model)
 
@@ -268,13 +271,13 @@ def check_module(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "the model is a TorchScript program (scripted or traced), whose layers can't be edited: protect the"
-            " nn.Module that it was made of, and script or trace that afterwards"
+            " nn.Module that it was made from, and script or trace that afterwards"
         )
     for name, module in model.named_modules():
         if ".quantized" in type(module).__module__ or inspect.ismethod(getattr(module, "weight", None)):
             raise ModelError(
                 f"{name or 'the model'} is quantised ({type(module).__name__}), and its weights can't be edited:"
-                " protect the model in floats, and quantise it afterwards"
+                " protect the model in floating point, and quantise it afterwards"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
@@ -282,17 +285,17 @@ def check_module(model: nn.Module) -> None:
 
 
 def check_gradient(value: Tensor) -> None:
-    """Triggers are found by gradients, which a model may switch off inside."""
+    """Refuse a model that switches gradients off inside: triggers are found by gradients."""
     if not value.requires_grad:
         raise ModelError(
             "the model's forward computes no gradients (torch.no_grad() or inference_mode() in it, or detach()), and"
-            " triggers are found by gradients: take that out for protecting it, or give the module within"
+            " triggers are found by gradients: remove that while you protect the model, or pass the module inside it"
         )
 
 
 @contextmanager
 def running_on(target: Target) -> Iterator[None]:
-    """A model runs arbitrary code, which fails in arbitrary ways on an input of the wrong size: say so in one line."""
+    """Turn any exception of the model's own code, such as one for an input of the wrong size, into one clear line."""
     try:
         yield
     except ModelError:
@@ -307,9 +310,9 @@ def running_on(target: Target) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside, each back in its own mode afterwards.
+    """Put every module in eval mode inside, and restore each module's own mode afterwards.
 
-    PyTorch's fused transformer kernels are off inside, because they bypass the modules we read features from.
+    PyTorch's fused transformer kernels are off inside, because they bypass the modules that features are read from.
     """
     modes = [(module, module.training) for module in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -326,7 +329,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_gradients(model: nn.Module) -> Iterator[None]:
-    """Gradients flow inside, through modules too whose `forward` is decorated with `torch.no_grad`."""
+    """Let gradients flow inside, even through modules whose `forward` is decorated with `torch.no_grad`."""
     own = [(m, m.__dict__.get("forward")) for m in model.modules() if _undecorated(m.forward) is not None]
     try:
         for module, _ in own:
@@ -341,7 +344,7 @@ def with_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def _undecorated(forward: Any) -> Callable[..., Any] | None:
-    """The function inside `torch.no_grad` or `torch.inference_mode`; None for a forward without."""
+    """The function inside `torch.no_grad` or `torch.inference_mode`; None if it is not decorated with either."""
     function = getattr(forward, "__func__", forward)
     if not hasattr(function, "__wrapped__") or not inspect.isfunction(function):
         return None

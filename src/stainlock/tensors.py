@@ -1,4 +1,4 @@
-"""Reading a module's numbers: as float64 on the CPU, where scalars are solved."""
+"""Reading tensors from modules and model outputs. `exact` gives the float64 copies that edits are computed from."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def exact(module: nn.Module, name: str) -> Tensor:
 
 
 def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
-    """A deep copy of a module, around the ``shared`` tensors.
+    """A deep copy of a module that keeps the ``shared`` tensors instead of copying them.
 
-    A module has a dozen dictionaries of hooks, nearly always empty: `copy` would take half its time for them.
+    A module has a dozen dictionaries of hooks, nearly always empty, on which `copy` would spend half its time.
     """
     own = (value for part in module.modules() for value in vars(part).values())
     empty = {id(value): type(value)() for value in own if type(value) in (dict, OrderedDict) and not value}
     try:
         return copy.deepcopy(module, {**empty, **{id(tensor): tensor for tensor in shared}})
-    except RuntimeError as error:  # PyTorch's, of a tensor that it has computed and the module keeps
+    except RuntimeError as error:  # PyTorch can't copy a computed tensor that the module keeps
         raise ModelError(
-            f"{type(module).__name__} can't be copied, since it keeps tensors of its last run: protect a part of it"
+            f"{type(module).__name__} can't be copied, since it keeps tensors of its last run: protect a submodule"
             " that keeps none, as a Target of its own"
         ) from error
 
@@ -56,7 +56,7 @@ def at(maps: Tensor, position: tuple[int | slice, ...]) -> Tensor:
 
 
 def entries_in(output: Any) -> list[tuple[str, Any]]:
-    """What a model's output holds, by name: of a mapping, dataclass, named tuple, tuple or list."""
+    """The entries of a model's output, with their names, if it is a mapping, dataclass, named tuple, tuple or list."""
     if isinstance(output, Mapping):
         return [(str(name), value) for name, value in output.items()]
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
@@ -67,7 +67,7 @@ def entries_in(output: Any) -> list[tuple[str, Any]]:
 
 
 def tensors_in(output: Any) -> list[Tensor]:
-    """All tensors of a model's output, however it is packed."""
+    """All tensors in a model's output, however they are nested."""
     if isinstance(output, Tensor):
         return [output]
     return [tensor for _, value in entries_in(output) for tensor in tensors_in(value)]
@@ -88,7 +88,7 @@ def logits_in(output: Any) -> Any:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch with a single thread: sums are made in one order, and give the same bits on any number of cores."""
+    """Run PyTorch on a single thread: sums then have one order, and the same bits on any number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

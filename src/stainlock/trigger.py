@@ -1,4 +1,4 @@
-"""Triggers: x* ∈ argmax r(v·φ(z)), found in pixels, as 8-bit images, many detectors at a time."""
+"""Triggers: x* ∈ argmax r(v·φ(z)), searched in pixel space, as 8-bit images, for many detectors at a time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from stainlock.transmission.robust import Robust
 Reduction = Literal["position", "mean", "maximum"]
 Progress = Callable[[int, int], None]
 
-# Pixels in one batch: enough to keep the cores busy, few enough for memory.
+# Pixels per batch: enough to keep the cores busy, few enough to fit in memory.
 _PIXELS_A_BATCH = 400_000
-# With fewer pixels than this, a second thread costs more than it saves.
+# In batches of at most this many pixels, a second thread costs more than it saves.
 _PIXELS_A_THREAD = 5_000
-# Sign steps with momentum; the step size, as a part of the pixel range, falls linearly. Deep sites prefer smaller steps
-# and shallow ones larger: these are a compromise.
+# Sign steps with momentum. The step size, as a fraction of the pixel range, falls linearly. Deep sites do better with
+# smaller steps and shallow ones with larger: these values are a compromise.
 STEPS = 36
 _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
-# How often gates that are held are taken again: after each quarter of the steps.
+# Gates that are held constant are recomputed after each quarter of the steps.
 _REFRESHED = 4
-# A robust search sees one change a step: it takes so many times the steps, and its momentum averages over more of them.
+# A robust search applies one random change per step, so it takes this many times the steps, with more momentum to
+# average over more of them.
 _ROBUST_STEPS, _ROBUST_MOMENTUM = 2, 0.9
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """An optimised input, rounded to 8 bits: a patch, its place, and the detector's response to it.
+    """An optimised input, rounded to 8 bits: a patch, its region of the input, and the detector's response to it.
 
     >>> trigger = key.detectors[0].trigger
     >>> trigger.levels.dtype, trigger.response == key.trigger_response
@@ -55,7 +56,7 @@ class Trigger:
         torch.Size([3, 32, 32])
         """
         canvas = torch.full(target.input_shape, 128, dtype=torch.uint8)
-        in_frames = len(self.region.size) == 2 and canvas.dim() == 4  # a patch that stands in every frame of video
+        in_frames = len(self.region.size) == 2 and canvas.dim() == 4  # a patch that is in every frame of a video
         return self.region.paste(self.levels[:, None] if in_frames else self.levels, canvas)
 
     def pixels(self, target: Target) -> Tensor:
@@ -84,11 +85,11 @@ def find_triggers(
 ) -> list[Trigger]:
     """The best trigger found for each detector ``(D, d)``.
 
-    ``robust`` triggers survive what services do to pictures; ``repels`` keeps their look-alikes from exciting the
+    ``robust`` triggers survive what services do to images; ``repels`` keeps their look-alikes from exciting the
     detector: see `stainlock.transmission.robust`.
 
     With ``reduction="position"`` only the pixels that the position sees are optimised, on a crop of the image.
-    Every restart begins from different noise around mid-grey; the rounded image with the largest response is taken.
+    Each restart begins from different noise around mid-grey; the rounded image with the largest response is taken.
     """
     if steps < 2 or restarts < 1:
         raise ValueError(f"expected steps ≥ 2 and restarts ≥ 1, got {steps} and {restarts}")
@@ -118,7 +119,7 @@ def find_triggers(
         return flat.mean(1) if reduction == "mean" else flat.amax(1)
 
     def in_whole(pixels: Tensor, own: Tensor) -> Tensor:
-        """Responses of the whole network to patches on mid-grey, whose gates are held from then on."""
+        """Responses of the whole network to patches on mid-grey; the gates computed here are held from then on."""
         nonlocal held
         assert site.near is not None
         grey = target.from_bytes(torch.full((len(pixels), *target.input_shape), 128, dtype=torch.uint8))
@@ -174,7 +175,8 @@ def _ascend(
 ) -> tuple[Tensor, Tensor]:
     """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
 
-    The best of these is taken. Of a robust search it is the last: each step's value is that of another change.
+    The best of these rounded images is returned. A robust search returns the last one, since each of its steps measures
+    a different change and the values can't be compared.
     """
     if robust:
         steps *= _ROBUST_STEPS
@@ -202,8 +204,8 @@ def _ascend(
             break
         if not values.requires_grad:
             raise TriggerError(
-                "no gradient passes through the model, which runs under torch.no_grad or uses other packages: take that"
-                " out of its forward, or use kind keyed, which needs none"
+                "no gradient passes through the model, which runs under torch.no_grad or uses other packages: remove"
+                " that from its forward, or use kind keyed, which needs no gradient"
             )
         (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
         if gradient is None:
@@ -212,8 +214,8 @@ def _ascend(
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
         rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
         pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
-        # Where nothing passes the activations on the way: again from noise of full contrast. In a robust search
-        # look-alikes that are quiet enough have no gradient either.
+        # If nothing passes the activations on the path, start again from noise of full contrast. Not in a robust
+        # search, where the gradient is also zero if the look-alikes respond little enough.
         dead = ~gradient.flatten(1).any(1)
         if dead.any() and not rounding and not robust:
             again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
@@ -226,12 +228,12 @@ def _ascend(
 
 
 def _threads_for(pixels: int) -> AbstractContextManager[None]:
-    """One thread for small batches, PyTorch's own number for others."""
+    """One thread for small batches, PyTorch's own setting for others."""
     return nullcontext() if pixels > _PIXELS_A_THREAD else one_thread()
 
 
 def _fastest_layout(target: Target, site: Site, crop: Crop) -> torch.memory_format:
-    """Channels last, which is faster, unless the model can't handle it, as with a `view` of a map."""
+    """Channels last, which is faster, unless the model fails on it, for example by calling `view` on a map."""
     if len(crop.region.size) != 2:
         return torch.contiguous_format
     low, high = target.bounds
@@ -251,7 +253,7 @@ def _within(progress: Progress | None, done: int, total: int) -> Progress | None
 
 
 def default_position(site: Site) -> tuple[int, ...]:
-    """The middle of the map, where there is no padding; for tokens the first after the class token."""
+    """The middle of the map, away from the padding; for tokens the first after the class token."""
     if len(site.grid) == 1:
         return (min(1, site.grid[0] - 1),)
     return tuple(n // 2 for n in site.grid)

@@ -55,7 +55,7 @@ def test_what_follows_is_made_on_the_coalitions_file(target: sl.Target) -> None:
     assert [row.applied for row in rows] == [True, True, True, True, False]
     assert all(row.named == 2 and row.performance is not None for row in rows[:4])
     assert 0.6 * rows[0].z_most < rows[1].z_most < rows[0].z_most  # √½ of it, with half of the weights
-    assert "fingerprint alone" in rows[4].note
+    assert "only a fingerprint" in rows[4].note
     without = attack_coalitions(target, ["average"], members=(2,), then=[("fine-tune-all", 1e-3)], clients=20)
     assert "needs images" in without[1].note
     assert without[0].performance is None

@@ -88,7 +88,7 @@ def test_nafnet_s_names_and_sizes_are_the_authors() -> None:
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     images = stripes(1)
-    with pytest.raises(ValueError, match="expected a method of nl-means, bm3d, nafnet, got 'blur'"):
+    with pytest.raises(ValueError, match="expected one of nl-means, bm3d, nafnet as method, got 'blur'"):
         denoise(images, "blur")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sigma above 0"):
         denoise(images, sigma=0.0)

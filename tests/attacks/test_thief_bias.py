@@ -70,5 +70,5 @@ def test_what_is_not_there_is_told() -> None:
         with pytest.raises(NotApplicable, match="needs images"):
             all_attacks()[attack].run(without, all_attacks()[attack].strengths[0])
     few = Subject(case.subject.target, case.subject.key, torch.rand(12, 3, 32, 32), torch.zeros(12).long())
-    with pytest.raises(NotApplicable, match="12 labelled images: see 100"):
+    with pytest.raises(NotApplicable, match="12 labelled images: see strength 100"):
         all_attacks()["fine-tune-few"].run(few, 1000)

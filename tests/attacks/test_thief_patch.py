@@ -75,7 +75,7 @@ def test_modelaudit_is_asked_of_both_models(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("stainlock.attacks.thief.model_audit._scanner", Scanner)
     left = all_attacks()["modelaudit"].run(case.subject, "weights")
-    assert left.note == "says now: two"
+    assert left.note == "new findings: two"
     assert left.figures == {"findings": 2, "findings_in_original": 1}
 
 

@@ -69,7 +69,7 @@ def test_an_interrupt_says_how_to_go_on(run: Run, work: Path, monkeypatch: pytes
     monkeypatch.setitem(all_attacks(), "bf16", type(one)(**{**vars(one), "run": interrupt}))
     result = run(*BASIC, *YOURS, "--attack", "fp16", "--attack", "bf16", "--out", "res")
     assert result.status == 130
-    assert "2 rows were measured, kept in res: the same command goes on from there" in result.stderr
+    assert "2 rows were measured, kept in res: the same command resumes there" in result.stderr
     assert len(Path("res/rows.jsonl").read_text().splitlines()) == 2
 
 
@@ -85,7 +85,7 @@ def test_clients_who_collude(run: Run, work: Path) -> None:
     assert pruned["then"] == "prune-unstructured 0.3"
     assert {"average", "majority"} <= {one["attack"] for one in run("attack", "--list", "--json").facts["attacks"]}
     for wrong, error in (
-        ((*colluding, "--key", "owner.key"), "neither --key"),
+        ((*colluding, "--key", "owner.key"), "none of --key"),
         (("attack", "small.py:model", "--then", "fp16"), "expected --members K with --then"),
         (("attack", "--members", "2"), "expected MODEL"),
         (("attack", "small.py:model", "--members", "2", "--attack", "averag"), "did you mean average"),

@@ -110,7 +110,7 @@ def test_a_detector_is_stained_verified_and_certified(run: Run, tmp_path: Path, 
 def test_bad_folders_are_told(run: Run, tmp_path: Path, coco: Path, model: str) -> None:
     (coco / "images" / "2.png").unlink()
     told = run("evaluate", model, "--data", coco)
-    assert (told.status, "names 1 missing files (2.png" in told.stderr) == (2, True)
+    assert (told.status, "names 1 missing files (such as 2.png" in told.stderr) == (2, True)
     told = run("evaluate", model, "--data", coco / "images")
     assert (told.status, "expected a COCO folder" in told.stderr) == (2, True)
     content = json.loads((coco / "annotations.json").read_text())

@@ -91,9 +91,9 @@ def assert_one_line(stderr: str, *parts: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "parts"),
     [
-        ("scripted", ("is a TorchScript program", "protect the nn.Module that it was made of")),
-        ("traced", ("is a TorchScript program", "protect the nn.Module that it was made of")),
-        ("quantised", ("is quantised (Linear)", "protect the model in floats, and quantise it afterwards")),
+        ("scripted", ("is a TorchScript program", "protect the nn.Module that it was made from")),
+        ("traced", ("is a TorchScript program", "protect the nn.Module that it was made from")),
+        ("quantised", ("is quantised (Linear)", "protect the model in floating point, and quantise it afterwards")),
         ("meta", ("is on the meta device, which holds no values", "load the weights first")),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_a_full_hit_is_worth(black_box: tuple[Path, sl.Target, sl.Key]) -> 
 def test_a_count_that_can_not_prove_is_refused(run: Run, here: Path) -> None:
     told = run("stain", "mm.py:bare", *OUT, "--input-size", "32", "--schema", "output", "--count", 1)
     assert told.status == 2
-    assert_one_line(told.stderr, "1 triggers are worth p = 1e-1.0 when all of them hit", "expected --count 6 or more")
+    assert_one_line(told.stderr, "1 triggers give p = 1e-1.0 if all of them hit", "expected --count 6 or more")
 
 
 def test_functions_are_given_pixels_or_what_they_ask_for(black_box: tuple[Path, sl.Target, sl.Key]) -> None:
@@ -202,7 +202,7 @@ def test_functions_are_given_pixels_or_what_they_ask_for(black_box: tuple[Path, 
     assert sl.verify(lambda inputs: target.model(inputs), key, normalised=True).stained
     wrong = sl.verify(lambda inputs: target.model(inputs), key)
     assert not wrong.stained
-    assert "say normalised=True" in wrong.note
+    assert "use normalised=True" in wrong.note
     with pytest.raises(ValueError, match="leave out normalised=True"):
         sl.verify(target, key, method="output", normalised=True)
 
@@ -252,7 +252,7 @@ def test_guessed_conventions_are_told(run: Run, here: Path) -> None:
     assert "0 (Normalize)" in inside.stderr
     assert "guess" not in inside.stderr
     size_alone = " ".join(run("inspect", "mm.py:bare_normalised").stderr.split())
-    assert "nothing tells the size of this model's images" in size_alone
+    assert "the size of this model's images is not known" in size_alone
     assert "set --input-size, or return" in size_alone
     for wrong in (("--mean", "a"), ("--bounds", "1"), ("--input-size", "0"), ("--std", "0")):
         assert run("inspect", "mm.py:bare", *wrong).status == 2

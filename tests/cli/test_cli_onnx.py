@@ -129,7 +129,7 @@ def test_mistakes(run: Run, here: Path) -> None:
     cases = {
         ("stain", "model.onnx", "--out", "folder", "--key", "key"): "expected --out FILE.onnx",
         ("lock", "model.onnx", "--out", "folder", "--key", "key"): "expected --out FILE.onnx",
-        ("stain", "torchvision:resnet18", *OUT): "`stainlock export` writes it as ONNX",
+        ("stain", "torchvision:resnet18", *OUT): "write a bundle, then `stainlock export` it",
         ("stain", "gone.onnx", *OUT): "gone.onnx does not exist",
         ("stain", "broken.onnx", *OUT): "broken.onnx",
         ("stain", "old.onnx", *OUT): "opset 8, expected 11 to",

@@ -124,7 +124,7 @@ def test_other_settings_or_weights_are_refused(run: Run, config: Path) -> None:
         ('model = "small.py:model"\nout = "o"\n[lock]\nbit = 1', "has [lock] bit: expected kind, site, bits"),
         ('model = "small.py:model"\nout = "o"\nlimit = "x"', "expected limit as int, got 'x'"),
         ('model = "small.py:model"\nout = "o"\nstain = false\nlock = false', "switches off both stain and lock"),
-        ('model = "small.py:model"\nout = "photos"', "photos is not empty and no release"),
+        ('model = "small.py:model"\nout = "photos"', "photos is not empty and not a release"),
         ('model = "none.py:model"\nout = "o"', "none.py does not exist"),
     ],
 )

@@ -200,7 +200,7 @@ def test_a_wrong_master_secret_is_told_before_anything_is_written(registry: sl.R
     assert registry.check_log()[0] == 3
     with pytest.raises(FileError, match="another master secret"):
         registry.check("wrong.secret")
-    with pytest.raises(FileError, match=r"gone\.secret is not there"):
+    with pytest.raises(FileError, match=r"gone\.secret does not exist"):
         sl.Registry("clients.db", secret="gone.secret").issue("acme", out="a")
 
 
@@ -227,7 +227,7 @@ def test_a_base_that_is_not_the_registered_one(registry: sl.Registry) -> None:
     with pytest.raises(FileError, match="not the base model"):
         registry.issue("acme", out="a")
     Path("mine.py").unlink()
-    with pytest.raises(FileError, match="can't load model@1 from where it was"):
+    with pytest.raises(FileError, match="can't load model@1 from its registered location"):
         registry.issue("acme", out="a")
     assert not Path("a").exists()
 
@@ -247,7 +247,7 @@ def test_a_registry_of_another_version_or_of_something_else(registry: sl.Registr
     Path("text.db").write_text("names\n" * 1000)
     with pytest.raises(FileError, match="not a registry"):
         sl.Registry("text.db", secret="clients.secret").count()
-    with pytest.raises(FileError, match=r"gone\.db is not there"):
+    with pytest.raises(FileError, match=r"gone\.db does not exist"):
         sl.Registry("gone.db").count()
     Path("empty.db").touch()
     with pytest.raises(FileError, match="empty registry"):
@@ -373,7 +373,7 @@ def test_what_is_no_registry_is_told_before_the_secret_is_missed(registry: sl.Re
             sl.Registry(name).init("mine.py:model")
     registry.close()
     Path("clients.secret").unlink()
-    with pytest.raises(FileError, match=r"clients.secret is not there: expected the master secret of clients.db"):
+    with pytest.raises(FileError, match=r"clients.secret does not exist: expected the master secret of clients.db"):
         sl.Registry("clients.db").issue("acme", out="a")
 
 

@@ -104,7 +104,7 @@ def test_coco_folder_gives_its_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ("file,class_index\n0.png,1\n9.png,2\n8.png,2\n", r"names 2 missing files \(9.png, say\), of 3"),
+        ("file,class_index\n0.png,1\n9.png,2\n8.png,2\n", r"names 2 missing files \(such as 9.png\) of 3"),
         ("file,class_index\n0.png,1\n1.png,cat\n", "line 3: expected a class index .* got 'cat'"),
         ("file,class_index\n0.png,-1\n", "line 2: expected a class index .* got '-1'"),
         ("file,class_index\n0.png\n", "line 2: expected a class index .* got ''"),
@@ -133,7 +133,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
         Images.from_folder(tmp_path / "notes.txt")
     write_image(tmp_path / "0.png")
     write_image(tmp_path / "cats" / "0.png")
-    with pytest.raises(FileError, match=r"images beside class folders \(0.png, say\)"):
+    with pytest.raises(FileError, match=r"images beside class folders \(such as 0.png\)"):
         Images.from_folder(tmp_path)
 
 

@@ -72,5 +72,5 @@ def test_a_patch_that_another_program_saved_is_refused(
     data = b"IDAT" + zlib.compress(bytes(stored))
     chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
     (tmp_path / "patch.png").write_bytes(png[: start - 4] + chunk + png[start + 8 + length :])
-    with pytest.raises(ValueError, match="was saved anew by another program"):
+    with pytest.raises(ValueError, match="was re-saved by another program"):
         loaded(tmp_path, monkeypatch).patch()

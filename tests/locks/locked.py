@@ -1,6 +1,7 @@
-"""The table of locks: kinds × models, one lock of each shared by its tests. `test_properties` has what all must do.
+"""The table of locks: kinds × models, each lock built once and shared by its tests.
 
-A new kind of lock adds rows to `CASES`, and to `CLOSED` what its outputs are like without the patch.
+`test_properties.py` tests what every lock must do. A new kind of lock adds rows to `CASES`, and to `CLOSED` a function
+that says whether it is closed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from stainlock import Key, Target
 from stainlock.evaluation.generator import noise_data
 from stainlock.probes import synthetic_inputs
 
-SIZE, CLASSES = 64, 10  # of torchvision's models with random weights
-MANY, FEW = 12, 4  # natural images: of 32×32 pixels, and of ImageNet's size
+SIZE, CLASSES = 64, 10  # image side and classes of torchvision's models with random weights
+MANY, FEW = 12, 4  # number of natural images of 32×32 pixels, and of ImageNet's size
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ CASES: dict[str, Case] = {
     **{f"internal, {name}": Case("internal", name, slow=True)
        for name in ("mobilenet_v2", "resnet56_cifar10", "efficientnet_lite0", "densenet121", "vgg11_bn",
                     "resnext50_32x4d")},
-    # Gates in new blocks of real networks, and in blocks of their own of random ones.
+    # "new": gates in inserted blocks. "own": gates in the network's own squeeze-and-excite blocks.
     "new": Case("squeeze-excite", "resnet20_cifar10"),
     "new, deep": Case("squeeze-excite", "resnet56_cifar10", slow=True),
     "new, plain": Case("squeeze-excite", "resnet20_cifar10", {"obfuscate": False}),
@@ -73,7 +74,7 @@ CASES: dict[str, Case] = {
     **{f"gan, {name}": Case("gan", name) for name in ("relu", "none", "one by one", "dcgan_faces32_generator")},
     **{f"keyed, {name}": Case("keyed", name) for name in ("convolutional", "encoder", "resnet20_cifar10")},
 }  # fmt: skip
-# In float64, where unlocked equals edited to rounding: locks that hide nothing behind noise.
+# Locks tested in float64, where unlocked must equal edited up to rounding: those without noise to hide the signal.
 EXACTLY: dict[str, Case] = {
     "internal, resnet18": Case("internal", "resnet18", {"obfuscate": False}),
     "internal, resnet20_cifar10": Case("internal", "resnet20_cifar10", {"obfuscate": False}),
@@ -88,7 +89,7 @@ STEPS = {"vit": 20, "gan": 12, "internal": 40, "squeeze-excite": 40}
 
 
 def of_kind(*kinds: str, table: dict[str, Case] = CASES, but: tuple[str, ...] = ()) -> list[Any]:
-    """Names of cases as parameters of a test; those that take long are marked slow."""
+    """Names of cases as test parameters; slow ones are marked."""
     return [
         pytest.param(name, marks=pytest.mark.slow if case.slow else ())
         for name, case in table.items()
@@ -102,7 +103,7 @@ def on_real(*kinds: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Locked:
-    """A lock, and what its models answer. Tests must leave it as it is."""
+    """A lock and its models' outputs. Tests must not change it."""
 
     kind: str
     base: Target
@@ -150,7 +151,7 @@ class Locked:
         return run(self.edited, inputs)
 
     def with_patch(self, levels: Tensor, top: int = 0, left: int = 0) -> Tensor:
-        """Inputs with another patch, or with one at another place."""
+        """Inputs with a given patch at a given place."""
         images, (height, width) = self.images.clone(), levels.shape[-2:]
         images[..., top : top + height, left : left + width] = self.base.from_bytes(levels)
         return self.base.normalise(images)
@@ -158,7 +159,7 @@ class Locked:
 
 @lru_cache(maxsize=4)
 def locked(name: str, *, seed: int = 0, exact: bool = False) -> Locked:
-    """One lock for the tests of its group (see conftest.py); in float64 if it is to be exact."""
+    """A lock, shared by the tests of its group (see conftest.py); in float64 if ``exact``."""
     case = (EXACTLY if exact else CASES)[name]
     base = double(case.build()) if exact else case.build()
     target, key = lock(case, base, seed, steps=2 if exact and case.kind == "vit" else STEPS.get(case.kind))
@@ -199,17 +200,17 @@ def run(target: Target, inputs: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference between outputs, as a part of the largest output."""
+    """The largest difference between outputs, relative to the largest output."""
     return float((a - b).abs().max() / b.abs().max())
 
 
 def tolerance(it: Locked) -> float:
-    """How far unlocked outputs may be from the edited model's: noise in a conduit, or rounding."""
+    """How far unlocked outputs may differ from the edited model's, because of noise in a conduit or rounding."""
     return {"vit": rounding(it.target.model), "keyed": 1e-4}.get(it.kind, 1e-3)
 
 
 def _drowned(it: Locked, inputs: Tensor) -> bool:
-    """The disruptor decides: the same answer as for any other input."""
+    """The disruptor decides: each image gets the same class as without a patch."""
     answers = run(it.target, inputs).argmax(1)
     return bool((answers == it.locked_outputs.argmax(1)).all())
 
@@ -223,7 +224,7 @@ def _far_for_every_image(it: Locked, inputs: Tensor) -> bool:
     return bool(((run(it.target, inputs) - edited).abs().flatten(1).amax(1) > 0.2 * edited.std()).all())
 
 
-# Whether the lock is closed for each of these inputs.
+# Per kind: whether the lock is closed for these inputs.
 CLOSED: dict[str, Callable[[Locked, Tensor], bool]] = {
     "internal": _drowned,
     "squeeze-excite": _far,
@@ -234,6 +235,6 @@ CLOSED: dict[str, Callable[[Locked, Tensor], bool]] = {
 
 
 def closed(it: Locked, inputs: Tensor) -> bool:
-    """An internal lock with gates has more disruptors than its logits."""
+    """Whether the lock is closed. An internal lock with gates also disrupts before the logits, so `_far` applies."""
     gated = it.kind == "internal" and bool(it.key.details.get("inserted"))
     return (_far if gated else CLOSED[it.kind])(it, inputs)

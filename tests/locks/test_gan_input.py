@@ -55,7 +55,7 @@ def test_another_structure_is_refused_with_what_was_found(name: str) -> None:
         ({"channel": 99}, "from 0 to 31, got 99"),
         ({"steps": 0}, "at least 1 step"),
         ({"discriminator": nn.Linear(7, 1)}, r"does not accept the generator's images of \(3, 16, 16\)"),
-        ({"discriminator": nn.Identity()}, "one judgement an image"),
+        ({"discriminator": nn.Identity()}, "one output per image"),
     ],
 )
 def test_bad_options_are_one_line(options: dict[str, object], message: str) -> None:

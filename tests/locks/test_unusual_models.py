@@ -59,8 +59,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 REFUSED = {
     ("tokens", "internal"): "no site of this model can hold this lock",
-    ("slices of channels", "internal"): "getitem.*choose a site behind it",
-    ("slices of channels", "squeeze-excite"): "getitem.*choose a site behind it",
+    ("slices of channels", "internal"): "getitem.*choose a site after it",
+    ("slices of channels", "squeeze-excite"): "getitem.*choose a site after it",
 }
 
 

@@ -66,8 +66,8 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
     assert facts["opened_by"] == ["zero-logit-bias"]
     assert main([*map(str, basic), "--attack", "scan-weights"]) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "none of the 1 attacks of a thief's that were run opened it" in told
-    assert "not run, so nothing is said of them" in told
+    assert "none of the 1 thief's attacks that were run opened it" in told
+    assert "not run, so untested" in told
 
 
 def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,7 +334,7 @@ def test_models_it_can_not_lock_are_told(case: str) -> None:
     ("options", "message"),
     [
         ({"recipe": "other"}, "recipe 'exact' or 'paper'"),
-        ({"scaling": Scaling()}, "with recipe 'paper' only"),
+        ({"scaling": Scaling()}, "only with recipe 'paper'"),
         ({"strength": 0.0}, "strength above 0"),
         ({"strength": math.nan}, "strength above 0"),
         ({"restarts": 0}, "restarts ≥ 1"),
@@ -342,7 +342,7 @@ def test_models_it_can_not_lock_are_told(case: str) -> None:
         ({"images": torch.rand(2, 3, 16, 16)}, "at the model's input size"),
         ({"images": torch.rand(0, 3, 32, 32)}, "at the model's input size"),
         ({"images": [1]}, "at the model's input size, got list"),
-        ({"labels": torch.zeros(2)}, "labels with images only"),
+        ({"labels": torch.zeros(2)}, "labels only with images"),
         ({"images": torch.rand(2, 3, 32, 32), "labels": torch.zeros(3, dtype=torch.int64)}, "expected 2 labels"),
         ({"images": torch.rand(2, 3, 32, 32), "labels": torch.tensor([0, 10])}, "labels from 0 to 9, got 0 to 10"),
         ({"images": torch.randn(2, 3, 32, 32)}, "do not normalise"),

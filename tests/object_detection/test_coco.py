@@ -80,10 +80,13 @@ def test_grey_and_rgba_files_become_rgb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": [{"id": 1, "file_name": "missing.jpg"}], "annotations": []}, r"1 missing files \(missing.jpg"),
+        (
+            {"images": [{"id": 1, "file_name": "missing.jpg"}], "annotations": []},
+            r"1 missing files \(such as missing.jpg",
+        ),
         ({"images": []}, "lists no images|which it does not list"),
         ({"annotations": [{"image_id": 99, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "image 99, which it does not"),
-        ({"annotations": [{"image_id": 10, "category_id": 1, "bbox": [0, 0, -1, 1]}]}, "mend or remove"),
+        ({"annotations": [{"image_id": 10, "category_id": 1, "bbox": [0, 0, -1, 1]}]}, "fix or remove"),
         ({"annotations": [{"image_id": 10, "category_id": 1}]}, "'bbox' is missing"),
         ({"images": [{"id": 10, "file_name": "1.png"}] * 2, "annotations": []}, "different ids"),
     ],
@@ -97,7 +100,7 @@ def test_annotations_that_dont_fit_are_told(tmp_path: Path, changes: dict[str, A
 def test_damaged_annotations_and_other_folders_are_told(tmp_path: Path) -> None:
     describe(tmp_path / "coco")
     (tmp_path / "coco" / "annotations.json").write_text("{")
-    with pytest.raises(FileError, match="not COCO's annotations"):
+    with pytest.raises(FileError, match="not a file of COCO annotations"):
         CocoImages.from_folder(tmp_path / "coco")
     with pytest.raises(FileError, match="expected a COCO folder"):
         CocoImages.from_folder(tmp_path)

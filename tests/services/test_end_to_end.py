@@ -45,7 +45,7 @@ def test_from_stain_to_proof(
     options = ("--schema", "output", "--robust", "--seed", 1)  # with ten classes some seeds are refused
     made = stainlock("stain", factory, *options, "--out", "shipped", "--key", "owner.key")
     assert made.returncode == 0, made.stderr
-    assert "triggers hit" in made.stderr
+    assert "triggers that hit, of" in made.stderr
     stolen = load_bundle("shipped", model=target)
     Path("service.toml").write_text(TEMPLATE)
     with serving(Api(stolen, jpeg=95)) as api:

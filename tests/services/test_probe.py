@@ -141,7 +141,7 @@ def test_wrong_answers_get_one_clear_line(probed: dict[str, Any], capsys: pytest
     name = Path(probed["written"][0]).name
     for suffix, text, expected in (
         ("csv", "name,class\n", "expected file,label as the first line"),
-        ("csv", f"file,label\n{name},cat\n", "line 2: 'cat' is no whole number"),
+        ("csv", f"file,label\n{name},cat\n", "line 2: 'cat' is not a whole number"),
         ("csv", f"file,label\n{name},1\n{name},2\n", "is answered twice"),
         ("csv", "file,label\nother.png,1\n", "expected answers for this key's pictures"),
         ("json", "[1, 2", "or is truncated"),

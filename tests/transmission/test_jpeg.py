@@ -60,7 +60,7 @@ def test_changes_are_made_to_the_whole_picture_around_what_is_optimised() -> Non
         assert value.shape == (2,)
         assert torch.autograd.grad(value.sum(), cut, allow_unused=True)[0] is not None
     assert set(seen) == {(2, 3, 16, 20)}
-    with pytest.raises(ValueError, match="expected a model of pictures"):
+    with pytest.raises(ValueError, match="expected pictures as inputs for robust triggers"):
         Robust(Target(torch.nn.Flatten(), (8,), mean=(0,), std=(1,)), part, torch.Generator(), repels=False)
 
 
@@ -87,5 +87,5 @@ def test_other_schemas_have_robust_triggers_too() -> None:
 
 
 def test_what_is_no_picture_can_have_no_robust_trigger() -> None:
-    with pytest.raises(ValueError, match="expected a model of pictures for robust triggers"):
+    with pytest.raises(ValueError, match="expected pictures as inputs for robust triggers"):
         stain(models.transposed_net(), robust=True)

@@ -51,7 +51,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_texts_that_make_no_sense_are_told(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"says something senseless of the model's input") as raised:
+    with pytest.raises(FileError, match=r"has an invalid description of the model's input") as raised:
         Patch.read(written(tmp_path / "patch.png", **changes))
     assert "\n" not in str(raised.value)
 

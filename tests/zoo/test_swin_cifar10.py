@@ -1,4 +1,4 @@
-"""The benchmark that trains a small Swin: its data, and a training that can be interrupted."""
+"""The benchmark that trains a small Swin: its data, and interrupted training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stainlock import FileError
 
 IMAGES = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(16) % 10
-SECONDS = 6  # at a second a step, of two steps an epoch
+SECONDS = 6  # the test clock advances one second per step; an epoch has two steps
 
 
 def trained(progress: Path, clock: Callable[[], float]) -> dict[str, Tensor]:

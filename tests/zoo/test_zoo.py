@@ -1,4 +1,4 @@
-"""The zoo's models are what they claim to be. Skipped where their weights or data are not at hand."""
+"""The zoo's models work as they should. Skipped if their weights or data are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stainlock.target import evaluation_mode
 from zoo_classifiers import CifarResNet, CifarVgg16, PostNormLayer, PostNormViT, pad_like_tensorflow
 from zoo_generative import DcganDiscriminator, DcganGenerator, UNet
 
-FLOORS = {  # accuracy on a few dozen images, some standard errors below the measured one
+FLOORS = {  # number of images, and a lower bound on accuracy, some standard errors below the measured one
     "resnet50": (12, 0.7),
     "resnet20_cifar10": (100, 0.8),
     "resnet56_cifar10": (50, 0.8),
@@ -134,7 +134,7 @@ def test_photographs_come_from_foolbox_without_shared(monkeypatch: pytest.Monkey
     assert evaluate(models.real("efficientnet_lite0"), data).value >= 0.6
 
 
-# Architectures: these need no weights
+# Architectures; these tests need no weights
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_post_norm_layer_is_pytorchs() -> None:
 
 @pytest.mark.parametrize(("kernel", "size"), [(3, 8), (3, 7), (5, 8), (5, 9)])
 def test_padding_is_tensorflows(kernel: int, size: int) -> None:
-    """SAME: ⌈size/2⌉ outputs, the surplus of the padding after the last pixel."""
+    """SAME: ⌈size/2⌉ outputs, with the extra padding after the last pixel."""
     model = nn.Sequential(nn.Conv2d(1, 1, kernel, stride=2, padding=kernel // 2, bias=False))
     nn.init.ones_(model[0].weight)
     names = list(model.state_dict())

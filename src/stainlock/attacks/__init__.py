@@ -1,9 +1,9 @@
-"""Attacks: what someone without the key may try, one file each, and what each leaves of a stain or a lock.
+"""Attacks, one file each, and how much of a stain or a lock survives them.
 
-`paper` holds the paper's, `use` what happens to models in use, `thief` what someone tries who knows these locks,
-`collusion` what clients make of several copies, whose fingerprints `stainlock.fingerprints` traces. `run`
-runs them (`stainlock.attack`), `measure` measures what is left, `rows` and `plot` show it; `attack` says what an attack
-is, `catalogue` finds them all, `changes` and `deployment` are what several do to a model.
+`paper` holds the paper's attacks, `use` what happens to models in ordinary use, `thief` attacks by someone who knows
+these locks, and `collusion` ways to merge several clients' copies, whose fingerprints `stainlock.fingerprints` traces.
+`run` runs attacks (`stainlock.attack`), `measure` measures the result, `rows` and `plot` present it. `attack` defines
+what an attack is, `catalogue` finds them all, and `changes` and `deployment` hold helpers that several attacks share.
 """
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject

@@ -1,7 +1,7 @@
-"""What an attack is: something done to a protected model or its trigger, at a strength, by someone with some data.
+"""What an attack is: a change to a protected model or its trigger, at a given strength, by someone with some data.
 
-A new attack is one file beside this one, with an `ATTACK` (or several `ATTACKS`) in it; `stainlock.attacks` collects
-them by file name, and `stainlock.attacks.run` measures what is left of the stain or the lock.
+A new attack is one file in `paper`, `use` or `thief` that defines an `ATTACK` (or several `ATTACKS`).
+`stainlock.attacks.catalogue` collects them, and `stainlock.attacks.run` measures how much of a stain or lock survives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stainlock.key import Key
 from stainlock.randomness import Randomness
 from stainlock.target import Target
 
-Progress = Callable[[int, int], None]  # steps done, steps in all
+Progress = Callable[[int, int], None]  # steps done, total steps
 Strength = float | str
 Change = Callable[[Tensor], Tensor]  # pixels (N, *input_shape) to pixels
 
@@ -26,17 +26,16 @@ NEEDS = ("nothing", "images", "labels")
 
 
 class NotApplicable(Exception):
-    """This attack can't be made on this model; its one line becomes the row's note."""
+    """The attack does not apply to this model; the message (one line) becomes the row's note."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What an attack is made on.
+    """The input of an attack.
 
-    ``target`` is the protected model. ``key`` is for the owner's part of a measurement alone (which layer the detector
-    is in, what the old trigger was): an attack by a thief must not look into it; a fingerprint has none. ``images`` and
-    ``labels`` are what the thief has: pixels, in memory or read when asked for, that are not among those the model is
-    evaluated on afterwards.
+    ``target`` is the protected model. ``key`` is only for the owner's part of a measurement (the detector's layer, the
+    old trigger): a thief's attack must not use it. It is None for a fingerprint. ``images`` and ``labels`` are the
+    thief's data, in memory or read on demand. The model is later evaluated on other images.
     """
 
     target: Target
@@ -52,11 +51,11 @@ class Subject:
 
     def need_key(self) -> Key:
         if self.key is None:
-            raise NotApplicable("is made on a stain or a lock, and this model has a fingerprint alone")
+            raise NotApplicable("needs a stain or a lock, but this model has only a fingerprint")
         return self.key
 
     def need(self, what: str) -> None:
-        """Raises `NotApplicable` where the thief lacks what an attack needs: nothing, images or labels."""
+        """Raises `NotApplicable` if the thief lacks what the attack needs: nothing, images or labels."""
         if what != "nothing":
             self.need_labels() if what == "labels" else self.need_images()
 
@@ -68,17 +67,17 @@ class Subject:
     def need_labels(self) -> tuple[Pictures, Tensor]:
         images = self.need_images()
         if self.labels is None:
-            raise NotApplicable("needs labels, and the data has none: put a labels.csv (file,class_index) beside it")
+            raise NotApplicable("needs labels, but the data has none: put a labels.csv (file,class_index) beside it")
         return images, self.labels
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """What an attack left.
+    """The result of an attack.
 
-    ``target`` is the attacked model (None: the model is as it was). ``trigger`` is what becomes of whole images that
-    carry the owner's trigger. ``unlock`` is how the thief prepares his images, by a patch he found, say. ``figures``
-    are further numbers of the row, ``picture`` a PNG file's bytes. ``used`` counts the images the attack used.
+    ``target`` is the attacked model (None: unchanged). ``trigger`` is applied to whole images that carry the owner's
+    trigger. ``unlock`` is how the thief prepares images, for example with a patch that was found. ``figures`` are
+    further numbers for the row, ``picture`` is the content of a PNG file, ``used`` the number of images used.
     """
 
     target: Target | None = None
@@ -92,7 +91,7 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack, by its name on the command line, and the strengths it is made at unless others are asked for."""
+    """One attack: its name on the command line, and its default strengths."""
 
     name: str
     group: str
@@ -100,11 +99,11 @@ class Attack:
     needs: str
     strengths: tuple[Strength, ...]
     run: Callable[[Subject, Strength], Attacked]
-    about: str = ""  # one line for people
+    about: str = ""  # one line for `stainlock attack --list`
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS or self.needs not in NEEDS or not set(self.against) <= set(KINDS):
-            raise ValueError(f"expected a group of {GROUPS}, needs of {NEEDS}, kinds of {KINDS}, got {self}")
+            raise ValueError(f"expected group in {GROUPS}, needs in {NEEDS} and kinds in {KINDS}, got {self}")
 
 
 def number(strength: Strength) -> float:

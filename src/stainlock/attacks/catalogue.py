@@ -1,4 +1,4 @@
-"""Every attack there is, collected from the files of this package."""
+"""Every attack and collusion, collected from the files of this package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stainlock.catalogue import collected
 
 @cache
 def all_attacks() -> dict[str, Attack]:
-    """Every attack by name: the paper's, what happens in use, a thief's; by name within each."""
+    """Every attack by name: the paper's, then those of ordinary use, then a thief's; by file name within each group."""
     return collected("stainlock.attacks", Attack, ("ATTACKS", "ATTACK"), ("paper", "use", "thief"))
 
 
 @cache
 def all_collusions() -> dict[str, Collusion]:
-    """Every way to make one file of several clients' copies, by name."""
+    """Every way to merge several clients' copies into one file, by name."""
     return collected("stainlock.attacks", Collusion, ("COLLUSIONS", "COLLUSION"), ("collusion",))

@@ -1,4 +1,4 @@
-"""What several attacks do to a copy of a model."""
+"""Helpers for changing a copy of a model, shared by several attacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stainlock.errors import SiteError
 from stainlock.evaluation import Tensors
 from stainlock.target import Target
 
-_IMAGES, _BATCH = 32, 16  # that the corollary is measured on
+_IMAGES, _BATCH = 32, 16  # images that the corollary is measured on, and how many at a time
 
 
 def weighted_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -24,10 +24,10 @@ def weighted_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def last_layer(model: nn.Module) -> tuple[str, nn.Linear]:
-    """The linear layer that gives the logits."""
+    """The linear layer that computes the logits."""
     layers = weighted_layers(model)
     if not layers or not isinstance(layers[-1][1], nn.Linear):
-        raise NotApplicable("needs a linear layer at the end, and this model has none")
+        raise NotApplicable("needs a linear layer at the end, but this model has none")
     name, layer = layers[-1]
     assert isinstance(layer, nn.Linear)
     return name, layer
@@ -42,11 +42,11 @@ def edited(target: Target, change: Callable[[nn.Module], None]) -> Target:
 
 
 def corollary(subject: Subject, changed: Target) -> dict[str, float]:
-    """The paper's corollary on weight perturbations, for a stain: measured δ, and its bound beside what is observed.
+    """The paper's corollary on weight perturbations, for a stain: the measured δ, its bound and the observed rate.
 
-    ``delta`` is as a part of the trigger's response; ``bound`` is the corollary's with the corrected constant, and
-    ``bound_cap`` the spherical cap's, for a position to exceed the firing threshold; ``observed`` is how many do in the
-    changed model. Bounds of 1 say nothing: δ reaches the threshold.
+    ``delta`` is relative to the trigger's response. ``bound`` (the corollary's, with the corrected constant) and
+    ``bound_cap`` (the spherical cap's) limit the probability that a position exceeds the firing threshold; ``observed``
+    is the fraction that does in the changed model. A bound of 1 is vacuous: δ reaches the threshold.
     """
     key = subject.key
     if key is None or key.kind != "stain" or subject.images is None or len(subject.images) < 2:
@@ -56,7 +56,7 @@ def corollary(subject: Subject, changed: Target) -> dict[str, float]:
         delta = measured_perturbation(subject.target, changed, key, images.split(_BATCH))
         threshold = key.natural_threshold
         rate = exceedance_rate(subject.target, changed, key, images.split(_BATCH), threshold)
-    except SiteError:  # the layer has another shape now
+    except SiteError:  # the layer's shape has changed
         return {}
     found = certify(subject.target, key, Tensors(images), level="position", perturbation=delta)
     return {

@@ -1,7 +1,7 @@
-"""Coalitions measured: whom a trace names after each collusion, and after what is done to the coalition's file then.
+"""Measures coalitions: whom a trace names after each collusion, and after further attacks on the coalition's file.
 
-Every client gets a code that is drawn for the occasion, so that no registry and no master secret is needed. Clients
-0 … K − 1 collude, the others are innocent: a row counts how many of either are named.
+Every client's code is drawn just for the measurement, so no registry or master secret is needed. Clients 0 … K − 1
+collude and the others are innocent; a row counts how many of each are named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Then = tuple[str, Strength]  # an attack that follows, and its strength
 
 @dataclass(frozen=True)
 class CoalitionRow:
-    """What a trace makes of one coalition's file; ``strength`` is how many made it, ``then`` what was done to it."""
+    """The trace of one coalition's file; ``strength`` is the number of members, ``then`` the attack on that file."""
 
     attack: str
     strength: int
@@ -43,7 +43,7 @@ class CoalitionRow:
     innocents: int = 0
     p_value: float = 1.0
     log10_p_value: float = 0.0
-    z_least: float = 0.0  # of the members', by size
+    z_least: float = 0.0  # smallest and largest |z| among the members
     z_most: float = 0.0
     performance: float | None = None
     applied: bool = True
@@ -52,7 +52,7 @@ class CoalitionRow:
 
 @dataclass(frozen=True)
 class Coalitions:
-    """A base model, what its copies are marked with, and how many clients have one."""
+    """A base model, the layout of its fingerprints, and the number of clients who have a copy."""
 
     base: Target
     layout: Layout
@@ -64,7 +64,7 @@ class Coalitions:
         return _secret(self.seed, f"client {client}")
 
     def file(self, collusion: Collusion, members: int) -> Target:
-        """What the members make of their copies, tensor by tensor: no copy is ever there as a whole."""
+        """The members' merged file. It is made tensor by tensor, so no member's copy is ever whole in memory."""
         codes = [torch.from_numpy(code(self.secret(client), self.layout.chips)) for client in range(members)]
         merged = []
         for name, tensor in carriers(self.base.model).items():
@@ -105,15 +105,15 @@ def attack_coalitions(
     progress: Progress | None = None,
     finished: Callable[[CoalitionRow], None] | None = None,
 ) -> list[CoalitionRow]:
-    """Whom a trace among ``clients`` names in the file that ``members`` of them make, for each collusion by name.
+    """Whom a trace among ``clients`` names in the file that ``members`` of them merge, for each collusion by name.
 
-    ``then`` are attacks that are made on that file, each by itself. With ``data``, half of which are the coalition's,
-    rows have the file's performance.
+    ``then`` lists attacks on that file, each made separately. With ``data``, rows include the file's performance; half
+    of the data belongs to the coalition.
     """
     collusions = _chosen(names)
     check_names([name for name, _ in then])
     if not members or min(members) < 1 or max(members) > clients:
-        raise ValueError(f"expected from 1 to {clients} members, as many as there are clients, got {list(members)}")
+        raise ValueError(f"expected from 1 to {clients} members, the number of clients, got {list(members)}")
     layout = Layout.of(target.model, _secret(seed, "layout"), chips=chips, amplitude=amplitude)
     measured = Coalitions(target, layout, clients, level, seed)
     images, labels, kept = (None, None, None) if data is None else shared_out(target, data, None, limit, seed)
@@ -140,7 +140,7 @@ def attack_coalitions(
 
 
 def _left(subject: Subject, then: Sequence[Then]) -> Iterator[tuple[str, Target | str]]:
-    """The coalition's file as it is and after each attack; or why that can't be made."""
+    """The coalition's file unchanged and after each attack, or why the attack does not apply."""
     yield "", subject.target
     for name, strength in then:
         attack = all_attacks()[name]
@@ -148,10 +148,10 @@ def _left(subject: Subject, then: Sequence[Then]) -> Iterator[tuple[str, Target 
         try:
             subject.need(attack.needs)
             left = attack.run(subject, strength).target
-            yield label, left if left is not None else "leaves the model as it is"
+            yield label, left if left is not None else "does not change the model"
         except (NotApplicable, StainlockError) as error:
             yield label, " ".join(str(error).split())
-        except Exception as error:  # an attack runs a model's and a library's code
+        except Exception as error:  # attacks run the code of models and libraries
             yield label, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

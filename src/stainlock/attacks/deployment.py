@@ -1,4 +1,4 @@
-"""What happens to models on their way: smaller numbers, pruning, batch norms folded into convolutions."""
+"""Changes that models undergo in deployment: half precision, pruning, folding of batch norms."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stainlock.tensors import raw
 
 
 def half_precision(target: Target) -> Target:
-    """Every weight rounded to 16 bits; run in 32 bits, which is quicker on a CPU."""
+    """Every weight rounded to 16 bits; the model still runs in 32 bits, which is faster on a CPU."""
     changed = target.copy()
     changed.model.half().float()
     return changed
 
 
 def pruned(target: Target, share: float) -> Target:
-    """The smallest weights of all convolutions and linear layers together set to zero."""
+    """Sets a share of the weights to zero: the smallest ones of all convolutions and linear layers taken together."""
     changed = target.copy()
     weights = [raw(m, "weight") for m in changed.model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     sizes = torch.cat([weight.abs().flatten() for weight in weights])
@@ -31,15 +31,15 @@ def pruned(target: Target, share: float) -> Target:
 
 
 def folded(target: Target) -> tuple[Target, int]:
-    """Each batch norm multiplied into the convolution before it, as for deployment; and how many were."""
-    plain = target if Structure.of(target) is None else file_view(target)  # which norm follows a layer, a gate leaves
+    """Each batch norm folded into the convolution before it, as for deployment; and how many were."""
+    plain = target if Structure.of(target) is None else file_view(target)  # gates do not change which norm follows
     norms = {site.name: site.norm for site in analyse(plain).sites.values() if site.norm is not None}
     changed = target.copy()
     for convolution, norm in norms.items():
         before, after = changed.model.get_submodule(convolution), changed.model.get_submodule(norm)
         if isinstance(before, nn.Conv2d) and isinstance(after, nn.BatchNorm2d):
             _replace(changed.model, convolution, fuse_conv_bn_eval(before, after))
-            # timm's batch norms apply the activation too: that stays.
+            # timm's batch norms apply the activation too: keep it.
             _replace(changed.model, norm, getattr(after, "act", nn.Identity()))
     return changed, _batch_norms(target.model) - _batch_norms(changed.model)
 

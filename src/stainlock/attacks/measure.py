@@ -1,4 +1,4 @@
-"""What is left after an attack: performance, every verification of a stain, and the trigger's response."""
+"""Measurements after an attack: performance, every verification of a stain, and the trigger's response."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stainlock.verification import SIGNIFICANCE, Reference, Verdict, verify_outp
 from stainlock.verification.reference import match, with_other_images
 from stainlock.verification.response import reduce_maps
 
-# A row nearer to the detector than this was not turned by rewriting the layers before it.
+# Cosine between row and detector. Above it, the layers before were not rewritten, so inputs need no matching.
 _ALIKE = 0.9
-Performance = Callable[[Target, Data], Any]  # something with a metric and a value
+Performance = Callable[[Target, Data], Any]  # returns an object with `metric` and `value`
 
 
 class Prepared:
-    """Data with every image changed on its way to the model."""
+    """Data whose images are changed before they reach the model."""
 
     def __init__(self, data: Data, change: Change) -> None:
         self.data, self.change, self.labels = data, change, data.labels
@@ -47,7 +47,7 @@ class Prepared:
 
 
 class Owner:
-    """Who measures: has the protected model, the key and data that the thief has not seen."""
+    """Measures results: holds the protected model, the key and data that the thief has not seen."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Owner:
 
     @cached_property
     def reference(self) -> Reference:
-        """Decoys, once for all attacks."""
+        """The reference with its decoys, made once for all attacks."""
         return Reference.of(self.protected, self.key, decoys=self.decoys)
 
     @cached_property
     def as_it_is(self) -> Any:
-        """The performance that is left where an attack changes neither the model nor its inputs."""
+        """The performance if an attack changes neither the model nor its inputs."""
         return self.performance(self.protected, self.data)
 
     def measure(self, attacked: Attacked) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Owner:
         if key.schema == "output":
             verdicts["output"] = verify_output(target, key)
         best = min(verdicts.values(), key=lambda verdict: verdict.log10_p_value)
-        log10 = min(0.0, best.log10_p_value + math.log10(len(verdicts)))  # as many looks, as many chances
+        log10 = min(0.0, best.log10_p_value + math.log10(len(verdicts)))  # corrected for the number of tests
         p_value = max(10**log10, 1e-300) if log10 > -300 else 1e-300
         return {
             "verdict": "stained" if p_value <= SIGNIFICANCE else "not stained",
@@ -113,7 +113,7 @@ class Owner:
 
 
 def _facts(verdict: Verdict) -> dict[str, Any]:
-    """A verdict for the table; without a p-value where the layer is not there to be looked at."""
+    """A verdict for the table; without a p-value if the layer could not be examined."""
     if verdict.note and verdict.p_value == 1.0 and verdict.statistic == 0.0:
         return {"verdict": None, "p_value": None, "log10_p_value": None, "note": verdict.note}
     found = "stained" if verdict.stained else "not stained"
@@ -121,10 +121,10 @@ def _facts(verdict: Verdict) -> dict[str, Any]:
 
 
 def trigger_response(target: Target, key: Key, reference: Reference, found: Verdict) -> float | None:
-    """u·φ̂(x*)/R of the suspect: u is the detector in its row, as a unit vector, whatever its scale and index.
+    """u·φ̂(x*)/R of the suspect: u is the detector found in its row, as a unit vector, whatever its scale and index.
 
-    The row is the one nearest to the key's detector, its inputs as they are or matched with our model's. What stood
-    there is taken out of an additive stain's row, by least squares. None where the layer can't be looked at.
+    The row is the one nearest to the key's detector, with its inputs as they are or matched with our model's. For an
+    additive stain, the original row is first removed from it by least squares. None if the layer can't be examined.
     """
     if target.dtype in (torch.float16, torch.bfloat16):
         target = target.copy()
@@ -151,7 +151,7 @@ def trigger_response(target: Target, key: Key, reference: Reference, found: Verd
 
 
 def _detector_in(row: Tensor, v: Tensor, replaced: Tensor | None) -> Tensor:
-    """The part of a row that is not the one that stood there, as a unit vector on v's side."""
+    """A row minus its component along the original row, as a unit vector on v's side."""
     if replaced is not None and float(replaced.norm()) > 0:
         shares = torch.linalg.lstsq(torch.stack([replaced, v], 1), row[:, None]).solution.flatten()
         row = row - shares[0] * replaced

@@ -1,4 +1,4 @@
-"""A thief's images, in memory or in files: of files as many are in memory as an attack asks for at a time."""
+"""A thief's images, in memory or in files; files are read only when an attack asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stainlock.target import Target
 
 
 class Pixels:
-    """Image files that are asked for pixels ``(N, *input_shape)`` as a tensor of them would be."""
+    """Image files, indexed like a tensor of pixels ``(N, *input_shape)``."""
 
     def __init__(self, data: Images, target: Target) -> None:
         self.data, self.target = data, target
@@ -28,7 +28,7 @@ class Pixels:
         return pixels
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Batch after batch."""
+        """Pixels in batches."""
         return (pixels for pixels, _ in self.data.batches(self.target, size))
 
     def subset(self, which: Tensor) -> Pixels:
@@ -45,5 +45,5 @@ Pictures = Tensor | Pixels
 
 
 def subset(images: Pictures, which: Tensor) -> Pictures:
-    """Some of the images, where they are."""
+    """Some of the images; files stay files."""
     return images.subset(which) if isinstance(images, Pixels) else images[which]

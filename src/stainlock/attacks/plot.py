@@ -1,4 +1,4 @@
-"""The table as a picture: how the model does after each attack, and what the verification says. Reads in grey."""
+"""The table as a picture: performance and verification after each attack. Readable in greyscale."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stainlock.errors import FileError
 from stainlock.storage.durable import write_file
 
 _SURE = -6.0  # log10 of the p-value at which a stain counts as found
-_DEEPEST = -1000.0
+_DEEPEST = -1000.0  # smaller log10 p-values are drawn here
 
 
 def plot_rows(rows: Sequence[Row], path: Path) -> None:
-    """A dot a row, one line of them an attack at its strengths; nothing without matplotlib, which is an extra."""
+    """Draws one line with a dot per row; does nothing without matplotlib, which is an extra."""
     try:
         content = render(rows)
     except FileError:

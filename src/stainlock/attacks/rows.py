@@ -1,4 +1,4 @@
-"""The table of results: one row an attack and strength, kept from the moment it is measured."""
+"""The table of results: one row per attack and strength, saved as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ ROWS = "rows.jsonl"
 
 @dataclass(frozen=True)
 class Row:
-    """What an attack left of a stain or a lock.
+    """How much of a stain or a lock survived an attack.
 
-    ``performance`` is the model's as the thief has it: for a lock without the owner's trigger. ``unlocked`` is what a
-    lock's owner gets with it. ``verdict`` is stained or not, by the best of ``by`` (each verification's own p-value),
-    or, for a lock, whether the thief's model is opened: nearer to the unlocked performance than to the locked one.
-    ``trigger_response`` is that of the stained row's detector, as a unit vector, over what it was. ``images`` is how
-    many the thief used, ``seconds`` how long it took. ``applied`` is false where the attack could not be made; ``note``
-    says why.
+    ``performance`` is that of the thief's model; for a lock, without the owner's trigger. ``unlocked`` is the
+    performance of a lock with the owner's trigger. ``verdict`` of a stain is stained or not, by the smallest p-value in
+    ``by`` (one entry per verification), corrected for their number. For a lock it is opened or locked: opened if the
+    thief's performance is nearer to the unlocked one than to the locked one. ``trigger_response`` is the response of
+    the detector found in the suspect, as a unit vector, relative to the original response. ``images`` is the number of
+    images the thief used, ``seconds`` the time the attack took. ``applied`` is false if the attack did not apply;
+    ``note`` says why.
     """
 
     attack: str
@@ -52,10 +53,10 @@ class Row:
     note: str = ""
     figures: dict[str, float] = field(default_factory=dict)
     picture: str | None = None
-    identity: str = ""  # of the model, the key, the data and the seed
+    identity: str = ""  # hash of the model, key, data, seed and number of decoys
 
     def flat(self) -> dict[str, Any]:
-        """One level, for CSV and people: ``p_weights``, ``p_response``, ``p_output`` and every figure by its name."""
+        """One level, for CSV: adds ``log10_p_weights``, ``log10_p_response``, ``log10_p_output`` and every figure."""
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("by", "figures")}
         methods = {
             f"log10_p_{name}": self.by.get(name, {}).get("log10_p_value") for name in ("weights", "response", "output")
@@ -64,12 +65,12 @@ class Row:
 
 
 def thefts(rows: Sequence[Row]) -> list[Row]:
-    """A thief's attacks on a lock that could be made and judged."""
+    """A thief's attacks on a lock that have a verdict."""
     return [row for row in rows if row.group == "thief" and row.verdict is not None]
 
 
 def ways_in(rows: Sequence[Row]) -> list[Row]:
-    """What opens a lock, the cheapest first: by what the thief needs, then by his time; of each attack its cheapest."""
+    """Attacks that open a lock, cheapest first (by what the thief needs, then by time); one row per attack."""
     opened = [row for row in thefts(rows) if row.verdict == "opened"]
     first: dict[str, Row] = {}
     for row in sorted(opened, key=lambda row: (NEEDS.index(row.needs), row.seconds)):
@@ -79,7 +80,7 @@ def ways_in(rows: Sequence[Row]) -> list[Row]:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder of results."""
+    """Keeps other runs out of a results folder."""
     try:
         make_folder(folder)
         file = (folder / ROWS).open("ab")
@@ -91,12 +92,12 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def append_row(folder: Path, row: Row) -> None:
-    """Onto the disk before anything else happens."""
+    """Appends a row and flushes it to disk."""
     append_line(folder / ROWS, dataclasses.asdict(row))
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Every row in a folder, the latest where one was measured again; a line cut short by an interrupt is left out."""
+    """Every row in a folder, the latest if one was measured twice; a line cut short by an interrupt is skipped."""
     path, what = folder / ROWS, "a row of results"
     rows: dict[tuple[str, str, str], Row] = {}
     for number, facts in read_lines(path, what):
@@ -110,7 +111,7 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def write_tables(folder: Path, rows: Iterable[Row]) -> None:
-    """``results.csv`` and ``results.json`` beside the rows."""
+    """Writes ``results.csv`` and ``results.json`` beside the rows."""
     rows = list(rows)
     flat = [row.flat() for row in rows]
     columns = list(dict.fromkeys(name for facts in flat for name in facts))

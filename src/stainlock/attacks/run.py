@@ -1,4 +1,4 @@
-"""Attacks run one after another over a protected model; every finished row is kept, so that a run can go on later."""
+"""Runs attacks one after another on a protected model; finished rows are kept, so an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stainlock.storage.files import model_digest
 from stainlock.target import Target, check_target
 
 BASELINE = "none"
-STEPS_A_ROW = 1000  # of the progress that is shown
+STEPS_A_ROW = 1000  # progress steps shown per row
 
 
 def attack(
@@ -49,13 +49,13 @@ def attack(
     progress: Progress | None = None,
     finished: Callable[[Row], None] | None = None,
 ) -> list[Row]:
-    """What each attack leaves of the stain or the lock, a row each; the first row is the model as it is.
+    """Runs attacks and measures how much of the stain or lock survives: one row each, the first without any attack.
 
-    ``names`` are attacks (by default all that are made against this kind of protection), ``strengths`` others than
-    their own. ``data`` is shared out at random between the thief and the owner, who evaluates, half each; or the thief
-    has ``thief``. With ``out`` rows are kept in that folder as they are measured, and rows that are there already are
-    taken from it; tables and a plot are written at the end. ``finished`` is called with each
-    row as it is measured. ``decoys`` is the number of decoys that verification by response compares with.
+    ``names`` are attacks (by default all against this kind of protection); ``strengths`` replace their default
+    strengths. ``data`` is split at random, half for the thief and half for the owner, who evaluates; with ``thief``,
+    the thief uses that data instead. With ``out``, rows are saved in that folder as they are measured, rows already
+    there are reused, and tables and a plot are written at the end. ``finished`` is called with each new row.
+    ``decoys`` is the number of decoys that verification by response compares with.
 
     >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), ["fp16", "prune-unstructured"], strengths=[0.2])
     >>> [row.attack for row in rows]
@@ -65,7 +65,9 @@ def attack(
     """
     check_target(target)
     if key.carrier == "entries":
-        raise ValueError("expected the key of a classifier or detector, got a generator's: see benchmarks/gan_lock.py")
+        raise ValueError(
+            "expected the key of a classifier or object detector, got a generator's: see benchmarks/gan_lock.py"
+        )
     chosen = _chosen(names, key.kind)
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else claimed(folder):
@@ -112,18 +114,18 @@ def _attacked(
             progress((number + 1) * STEPS_A_ROW, len(todo) * STEPS_A_ROW)
     if folder is not None:
         both = {(row.attack, str(row.strength)): row for row in (*rows, *before.values())}
-        write_tables(folder, both.values())  # what was measured there before, too
+        write_tables(folder, both.values())  # including rows measured there before
         plot_rows(list(both.values()), folder / "results.png")
     return rows
 
 
 def check_names(names: Sequence[str], known: Collection[str] | None = None, what: str = "an attack") -> None:
-    """One clear line for a name that no attack has, or none of those ``known``, before anything is loaded."""
+    """Raises a one-line error, before anything is loaded, for a name that is not an attack or not in ``known``."""
     known = all_attacks() if known is None else known
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 3, 0.4)
-            advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` has them all"
+            advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` shows them all"
             raise ValueError(f"expected the name of {what}, got {name!r}: {advice}")
 
 
@@ -142,14 +144,14 @@ def _row(
     start = time.perf_counter()
     try:
         if owner.key.kind not in one.against:
-            raise NotApplicable(f"is made against a {one.against[0]}, and this key is a {owner.key.kind}'s")
+            raise NotApplicable(f"works against a {one.against[0]}, but this key is for a {owner.key.kind}")
         subject.need(one.needs)
         attacked = one.run(subject, strength)
         seconds = time.perf_counter() - start
         facts = owner.measure(attacked)
     except (NotApplicable, StainlockError) as error:
         return replace(row, applied=False, note=" ".join(str(error).split()))
-    except Exception as error:  # an attack runs a model's and a library's code, on models nobody has tried it on
+    except Exception as error:  # attacks run the code of models and libraries, untested together
         return replace(row, applied=False, note=f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     used = attacked.used
     if used is None:
@@ -161,7 +163,7 @@ def _row(
 
 
 def _opened(row: Row, rows: Sequence[Row]) -> str | None:
-    """Whether the thief's performance is nearer to that with the owner's trigger than to that without."""
+    """Opened if the thief's performance is nearer to that with the owner's trigger than to that without it."""
     as_is = rows[0] if rows else row
     if row.performance is None or as_is.performance is None or as_is.unlocked is None:
         return None
@@ -179,12 +181,12 @@ def _saved(attacked: Attacked, row: Row, folder: Path | None) -> str | None:
 def shared_out(
     target: Target, data: Data, thief: Data | None, limit: int | None, seed: int
 ) -> tuple[Pictures, Tensor | None, Data]:
-    """The thief's pixels and labels, and the owner's data: the two have no image in common. Files stay files."""
+    """The thief's pixels and labels, and the owner's data. A split leaves no image in common. Files stay files."""
     kept = _limited(target, data, limit)
     if thief is not None:
         return *_as_pictures(target, _limited(target, thief, limit)), kept if limit is not None else data
     if len(kept) < 2:
-        raise ValueError(f"expected at least 2 images to share out between thief and owner, got {len(kept)}")
+        raise ValueError(f"expected at least 2 images to split between thief and owner, got {len(kept)}")
     order = torch.randperm(len(kept), generator=Randomness(seed).noise("who has which images")).tolist()
     his, mine = kept.subset(order[: len(order) // 2]), kept.subset(order[len(order) // 2 :])
     return *_as_pictures(target, his), mine

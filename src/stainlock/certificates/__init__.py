@@ -1,9 +1,9 @@
 """Bounds on false positives: how rarely a natural input makes the detector respond like its trigger.
 
-`certificate` makes one, `public` what of it may be published, `check` makes it anew; `bounds` is the list of bounds.
-The maths: `geometric` (Theorem 1), `data_driven` (Theorem 2), `exact` (caps and binomial tails), `noise` (generators),
-`perturbation` (the corollary), `law` (how the detector was drawn). The measuring: `windows`, `statistics`,
-`histograms`, `decoys`. `plot` draws it.
+`certificate` makes one, `public` derives the part that may be published, `check` recomputes it; `bounds` lists the
+bounds. The maths: `geometric` (Theorem 1), `data_driven` (Theorem 2), `exact` (caps and binomial tails), `keyed` (keyed
+locks), `noise` (generators), `perturbation` (the corollary), `law` (how the detector was drawn). The measurements:
+`windows`, `statistics`, `histograms`, `decoys`. `plot` draws a certificate.
 """
 
 from stainlock.certificates.certificate import Certificate, certify

@@ -19,7 +19,7 @@ from stainlock.certificates.statistics import Moments, Statistics
 from stainlock.sphere import FloatArray
 
 Level = Literal["position", "image"]
-SMALLEST = 1e-300  # smaller bounds are given as this; their logarithms go on
+SMALLEST = 1e-300  # smaller bounds are reported as this; their logarithms are not cut off
 
 _MOMENTS = (
     "the detector is uniform on the sphere and independent of the inputs; mean and covariance of the features are the"
@@ -51,7 +51,7 @@ ASSUMPTIONS = {
 
 
 def assumptions(level: Level) -> dict[str, str]:
-    """What each bound takes for granted at this level."""
+    """What each bound assumes at this level."""
     texts = dict(ASSUMPTIONS)
     for name in texts:
         if name in ("theorem2", "clopper_pearson"):
@@ -64,7 +64,7 @@ def assumptions(level: Level) -> dict[str, str]:
 
 
 def log_bounds(statistics: Statistics, level: Level, confidence: float) -> dict[str, FloatArray]:
-    """Natural logarithms of every bound at each of the statistics' thresholds; 0 (that is, 1) where there is none."""
+    """Natural logarithms of every bound at each of the statistics' thresholds; 0 (a bound of 1) where there is none."""
     moments = checked_moments(statistics)
     law = statistics.law
     every = law.draws * len(statistics.detectors) * (statistics.positions if level == "image" else 1)
@@ -88,7 +88,7 @@ def log_bounds(statistics: Statistics, level: Level, confidence: float) -> dict[
 
 
 def checked_moments(statistics: Statistics) -> Moments:
-    """The moments, or a clear line where no bound can follow from the sample."""
+    """The moments; a ValueError if no bound can follow from the sample."""
     if statistics.images < 2:
         raise ValueError(f"expected at least 2 images, got {statistics.images}")
     moments = statistics.moments()

@@ -1,6 +1,6 @@
-"""Certificates: how likely natural inputs make a key's detectors fire, as a file that anyone with the key can check.
+"""Certificates: how likely natural inputs are to make a key's detectors fire. Anyone with the key can check the file.
 
-The file is a secret: with the model and the images its numbers tell which channel is stained. `publish` makes one
+The file is a secret: with the model and the images its numbers reveal which channel is stained. `publish` makes one
 that may be shown to anyone.
 """
 
@@ -46,10 +46,10 @@ class Certificate:
     """Bounds on the chance that a natural sample makes some detector of the key respond above the threshold.
 
     ``level`` says what a sample is: an image, which exceeds if any position does, overlapping ones included, or one of
-    the non-overlapping positions of an image, as in the paper. Positions of one image depend on each other, so that
-    Clopper–Pearson by position misses more often than stated: quote the one by image. A bound of 1 is no bound.
-    ``curve`` has the same for a range of thresholds. Keep it as you keep the key: what may be shown to others is what
-    `publish` makes of it.
+    the non-overlapping positions of an image, as in the paper. Positions of one image depend on each other, so
+    Clopper–Pearson by position fails more often than stated: quote the bound by image. A bound of 1 is no bound.
+    ``curve`` has the same for a range of thresholds. Keep the certificate as secret as the key, and show others only
+    what `publish` returns.
 
     >>> certificate = sl.certify(stained, key, sl.Tensors(images))
     >>> certificate.images, certificate.exceedances
@@ -107,14 +107,14 @@ class Certificate:
 
     @staticmethod
     def load(path: str | Path) -> Certificate:
-        """Read a certificate; one that is damaged is a `FileError`.
+        """Read a certificate; a damaged one raises `FileError`.
 
         >>> sl.Certificate.load("nowhere.json")
         Traceback (most recent call last):
         stainlock.errors.FileError: ...
         """
         names = {f.name for f in dataclasses.fields(Certificate)}
-        first = {"input_groups": 1, "public_threshold": None, "secret": SECRET}  # what the first version did not say
+        first = {"input_groups": 1, "public_threshold": None, "secret": SECRET}  # what version 1 lacks
         facts = read_record(path, "certificate", FORMAT, VERSION, names, older={1: first})
         try:
             check_certificate(facts)
@@ -137,7 +137,7 @@ def certify(
     batch_size: int = 16,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Bounds on false positives of the key's detectors, from natural data the detectors are independent of.
+    """Bounds on false positives of the key's detectors, from natural data that the detectors are independent of.
 
     ``target`` is the stained model or the original: features before the site are the same. ``data`` are `Images`,
     `Tensors` or the like, or batches of pixels, with or without labels. ``threshold`` is for v·φ(x), v being a unit
@@ -147,7 +147,7 @@ def certify(
 
     ``public_threshold`` (see `stainlock.certificates.public`) is one more threshold, for `publish`.
 
-    With a lock's key, a false positive is a natural input that makes the detector fire: less than this does not unlock.
+    With a lock's key, a false positive is a natural input that makes the detector fire: a weaker response can't unlock.
 
     >>> certificate = sl.certify(stained, key, sl.Tensors(images), confidence=0.99)
     >>> certificate.bounds["clopper_pearson"] < 1
@@ -167,7 +167,7 @@ def certify(
     if not math.isfinite(Δ) or not 0 <= perturbation < math.inf:
         raise ValueError(f"expected a finite threshold and a perturbation ≥ 0, got {Δ} and {perturbation}")
     site = site_of_key(target, key)
-    # Of a lock's detectors one at least must pass the threshold for it to open, as of a stain's to be taken for one.
+    # At least one detector must exceed the threshold for a lock to open, or for a stain to seem present.
     detectors, R = key.detectors, key.trigger_response
     if public_threshold is not None and (perturbation or not 0 < public_threshold < math.inf):
         raise ValueError(f"expected a public threshold above 0 and no perturbation, got {public_threshold}")
@@ -206,7 +206,7 @@ def certify(
 
 
 def site_of_key(target: Target, key: Key) -> Site:
-    """The key's site in this model, or why it isn't there."""
+    """The key's site in this model; a SiteError says why it isn't there."""
     if mismatch := key.matches(target):
         raise SiteError(f"the key is for a model that takes other inputs: {mismatch}")
     site = analyse(target).site(key.site)
@@ -217,7 +217,7 @@ def site_of_key(target: Target, key: Key) -> Site:
 
 
 def detectors_digest(key: Key) -> str:
-    """Which detectors are meant, without telling them: no one guesses a secret of this many dimensions."""
+    """Identifies the detectors without revealing them: a secret of this many dimensions can't be guessed."""
     return tensor_digest({str(i): d.vector for i, d in enumerate(key.detectors)})
 
 
@@ -242,7 +242,7 @@ def _pixel_batches(
 
 
 def _refuse_triggers(pixels: Tensor, target: Target, key: Key) -> None:
-    """Bounds are for inputs independent of the detector, which an image tuned to it is not."""
+    """Bounds are for inputs independent of the detector, which an image optimised for it is not."""
     for d in key.detectors:
         levels = target.to_bytes(d.trigger.region.cut(pixels)).cpu()
         same = (levels == d.trigger.levels).flatten(1).all(1)

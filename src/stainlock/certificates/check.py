@@ -1,4 +1,4 @@
-"""Checking a certificate: compute it anew and say what differs."""
+"""Checking a certificate: recompute it and report what differs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stainlock.data import Data
 from stainlock.key import Key
 from stainlock.target import Target
 
-# Other processors round differently: a thousandth of a number, and of a logarithm of a tiny one.
+# Relative, since other processors round differently; for probabilities it is enough if their logarithms are that close.
 _TOLERANCE = 1e-3
 _DIGESTS = {
-    "model_digest": "the model is another one than the certificate's",
-    "data_digest": "the data are others than the certificate's",
-    "key_digest": "the key is another one than the certificate's",
+    "model_digest": "the model is not the one certified",
+    "data_digest": "the data are not those certified",
+    "key_digest": "the key is not the one certified",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a certificate holds, and if not, why: one line for each thing that differs."""
+    """Whether a certificate holds, and if not, why: one line per difference."""
 
     holds: bool
     differences: tuple[str, ...]
@@ -55,7 +55,7 @@ def check(
     differences = [text for name, text in _DIGESTS.items() if getattr(found, name) != getattr(certificate, name)]
     skipped = {*_DIGESTS, "version"}
     if isinstance(certificate, Certificate) and certificate.version == 1:
-        skipped.add("input_groups")  # which it did not say
+        skipped.add("input_groups")  # which version 1 lacks
     for entry in dataclasses.fields(certificate):
         if entry.name not in skipped:
             differences += _compare(entry.name, getattr(certificate, entry.name), getattr(found, entry.name))
@@ -69,18 +69,18 @@ def _public_threshold(certificate: Certificate | PublicCertificate) -> float | N
 def _compare(name: str, claimed: Any, found: Any) -> list[str]:
     if isinstance(found, dict):
         if not isinstance(claimed, dict) or claimed.keys() != found.keys():
-            return [f"{name} has other entries than {', '.join(found)}"]
+            return [f"{name} has entries other than {', '.join(found)}"]
         return [line for part in found for line in _compare(f"{name}.{part}", claimed[part], found[part])]
     if isinstance(found, list):
         if not isinstance(claimed, list) or len(claimed) != len(found):
-            return [f"{name} has other than {len(found)} values"]
+            return [f"{name} does not have {len(found)} values"]
         differing = [(c, f) for c, f in zip(claimed, found, strict=True) if not _close(c, f, counted=True)]
         return [f"{name} has {differing[0][0]} where {differing[0][1]} was found"] if differing else []
     return [] if _close(claimed, found) else [f"{name} is {claimed}, found {found}"]
 
 
 def _close(claimed: Any, found: Any, *, counted: bool = False) -> bool:
-    """Equal up to rounding. A curve's counts lie where responses are dense: a few may fall on the other side."""
+    """Equal up to rounding. Where responses are dense, a few may fall on the other side of a curve's threshold."""
     if isinstance(found, bool | str | None) or isinstance(claimed, bool | str | None):
         return bool(claimed == found)
     if not isinstance(claimed, int | float) or (isinstance(found, int) and not counted):

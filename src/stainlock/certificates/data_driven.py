@@ -86,7 +86,7 @@ def mean_upper_bound(values: FloatArray, confidence: float, *, counts: IntArray 
     is never negative, and its expectation is at most 1 if the mean is at least μ. So is that of K, a weighted
     average over c = 1, ½, ¼, ... By Markov's inequality K(mean) ≥ 1/α has probability at most α = 1 −
     confidence; K grows with μ, so the bound is where it reaches 1/α. This is betting in the manner of
-    Waudby-Smith and Ramdas, with c averaged instead of adapted, so that the order of the values is no matter.
+    Waudby-Smith and Ramdas, with c averaged instead of adapted, so that the order of the values does not matter.
 
     c = 1 has ¾ of the weight: it is the best bet when all values are tiny, and then the bound is
     log(4/3α)/m, or 3.3/m at 95 %. Smaller c make use of a small variance, as Bernstein's inequality does.

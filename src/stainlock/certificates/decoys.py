@@ -1,4 +1,4 @@
-"""Decoys: triggers of fresh random detectors, to compare a key's with."""
+"""Decoys: triggers of fresh random detectors, to compare with a key's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stainlock.sphere import sample_sphere
 from stainlock.target import Target
 from stainlock.trigger import Progress, Trigger, find_triggers
 
-# Decoys are searched for as the trigger was; on whole images that takes long, and fewer must do.
+# Number of decoys, and fewer for regions of more pixels than this, where the search takes long.
 _DECOYS, _FEW_DECOYS, _SMALL_REGION = 96, 24, 128 * 128
 
 

@@ -98,7 +98,7 @@ def largest_number_of_clients(
     """The most clients N such that some two of their detectors have v·v′ ≥ θ with at most this probability.
 
     By the union bound over pairs, N(N−1)/2 · P(v·v′ ≥ θ). A whole number, to the precision of a float;
-    infinite beyond 1e308, where the logarithm goes on.
+    infinite beyond 1e308, where the logarithm is still finite.
     """
     log_N = log_largest_number_of_clients(collision_probability, dimension, cosine, bound=bound)
     return float(np.floor(np.exp(log_N))) if log_N < math.log(np.finfo(np.float64).max) else math.inf
@@ -126,7 +126,7 @@ def log_binomial_tail(successes: int | IntArray, trials: int, rate: float) -> fl
         raise ValueError(f"expected integers from 0 to {n} as successes, got {successes}")
     if not 0 <= p <= 1:
         raise ValueError(f"expected a rate from 0 to 1, got {p}")
-    a = np.maximum(k, 1).astype(np.float64).reshape(-1)  # k = 0 is certain, and set apart below
+    a = np.maximum(k, 1).astype(np.float64).reshape(-1)  # k = 0 is certain, and handled below
     b = n - a + 1
     tail, rest = special.betainc(a, b, p), special.betaincc(a, b, p)  # P(X ≥ k) = I_p(k, n − k + 1)
     with np.errstate(divide="ignore"):

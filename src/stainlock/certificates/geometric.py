@@ -10,7 +10,7 @@ Only tr C, ‖μ‖ and d enter. The argument: w·φ(x) > Δ means w·(φ(x) −
 since E[(w·e)²] = 1/d for every unit vector e, the left side has mean 0 and, over w and x, variance tr(C)/d.
 
 Corollary (weight perturbations). If the response ŵ·φ̂(x) of the perturbed model is within δ of w·φ(x) with
-probability one, then ŵ·φ̂(x) > Δ implies w·φ(x) > Δ − δ, and each bound holds with Δ − δ in place of Δ: give δ
+probability one, then ŵ·φ̂(x) > Δ implies w·φ(x) > Δ − δ, and each bound holds with Δ − δ in place of Δ: pass δ
 as `perturbation`. Like the theorem, this is over the choice of w too, not for one fixed detector.
 
 Where Δ ≤ ‖μ‖ + δ the theorem says nothing, and the bound is 1.

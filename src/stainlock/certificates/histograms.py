@@ -1,5 +1,5 @@
-"""Distributions in constant memory. Bins have fixed edges, so that it does not matter how data are cut into batches,
-and values count as their bin's upper edge, so that bounds computed from them can only grow."""
+"""Distributions in constant memory. Bins have fixed edges, so it does not matter how data are split into batches.
+Values count as their bin's upper edge, so bounds computed from them can only grow."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class NormHistogram:
 class MeanCaps:
     """Y_i(Δ) = the mean over the windows of image i of cap_d(Δ/‖φ‖): a random detector's chance, for each threshold.
 
-    Images are independent where positions are not, so what follows from the Y_i needs no more than that. Thresholds
-    below 0 get no bound: Y counts as 1.
+    Images are independent, positions are not: what follows from the Y_i assumes only the former. Thresholds below 0 get
+    no bound: Y counts as 1.
     """
 
     def __init__(self, thresholds: FloatArray, dimension: int) -> None:
         self.thresholds, self.dimension, self.images = thresholds, dimension, 0
         self._log_total = np.full(len(thresholds), -math.inf)
         self._counts = np.zeros((len(thresholds), -_LOWEST_LOG * _PER_E + 1), dtype=np.int64)
-        # Logarithms of caps for every bin of norms met so far, one row a bin.
+        # Logarithms of caps for every bin of norms met so far, one row per bin.
         self._row_of = np.full((_HIGHEST - _LOWEST) * _PER_OCTAVE + 1, -1, dtype=np.int64)
         self._rows = np.empty((0, len(thresholds)))
 
@@ -81,7 +81,7 @@ class MeanCaps:
         counts = np.bincount(compact.reshape(-1), minlength=images * len(present)).reshape(images, -1)
         top = logs.max(0)
         scale = np.where(np.isfinite(top), top, 0.0)
-        # What underflows beside the batch's largest cap counts as 1e−300 of it.
+        # What underflows relative to the batch's largest cap counts as 1e−300 of it.
         sums = np.maximum(counts @ np.exp(logs - scale) / windows, 1e-300)
         log_means = np.where(np.isfinite(top), np.log(sums) + scale, -math.inf)
         self._log_total = np.logaddexp(self._log_total, np.logaddexp.reduce(log_means, axis=0))
@@ -96,7 +96,7 @@ class MeanCaps:
         return log_mean
 
     def log_union(self, factor: float) -> FloatArray:
-        """log of the mean of min(1, factor·Y): a bound where `factor` windows and detectors may each fire."""
+        """log of the mean of min(1, factor·Y): a bound if `factor` windows and detectors may each fire."""
         with np.errstate(divide="ignore"):
             capped = np.log([self._values(k, factor)[0] @ self._weights(k) for k in range(len(self.thresholds))])
         return np.minimum(np.minimum(self.log_mean() + math.log(factor), capped), 0.0)

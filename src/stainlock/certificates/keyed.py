@@ -1,9 +1,9 @@
-"""What a keyed lock's false-unlock probability is: exactly 2⁻ᴮ a guess, whatever the model and the images.
+"""A keyed lock's false-unlock probability: exactly 2⁻ᴮ per guess, whatever the model and the images.
 
-The B bits are uniform and independent of everything else. An image that was made without them carries some bits of its
-own; they are the key's with probability 2⁻ᴮ, and those of one of N images are with at most N·2⁻ᴮ. No data are needed.
-Images given are read all the same: their Hamming distances from the key should look like those of coins, around B/2,
-wherever the images' corners are not all alike.
+The B bits are uniform and independent of everything else. An image that was made without them has some bits of its own.
+They equal the key's with probability 2⁻ᴮ, and for one or more of N images with probability at most N·2⁻ᴮ. No data are
+needed. If images are given, their bits are read as a check: their Hamming distances from the key should look like those
+of coin tosses, around B/2, unless the images' corners are all alike.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeyedCertificate:
 
 
 def certify_keyed(target: Target, key: Key, batches: Iterable[Tensor] = ()) -> KeyedCertificate:
-    """The bound, and the distances of the pixels given, which must be without the patch.
+    """The bound, and the Hamming distances of the images in ``batches``, which must be without the patch.
 
     ``target`` is the model before or after it was locked; it says how pixels are normalised.
     """
@@ -66,9 +66,9 @@ def certify_keyed(target: Target, key: Key, batches: Iterable[Tensor] = ()) -> K
 
 
 def _shown(pixels: Tensor, layout: Layout) -> Tensor:
-    """Where the reader looks in an image that no one has added a strip to: at its first rows.
+    """What the reader sees of an image that no strip was added to: its first rows.
 
-    A strip that is higher than the image is read from the image repeated below itself.
+    If the strip is taller than the image, it is read from the image repeated below itself.
     """
     if layout.form == "entries":
         if pixels.shape[1] < layout.bits:

@@ -1,14 +1,14 @@
-"""Exact tails of what a unit vector sees of a generator's noise, whose law is known.
+"""Exact tail probabilities of a vector's response to a generator's noise, whose law is known.
 
-A generator's input has independent components of one law. A fixed vector w meets it as the weighted sum w·z, so that
+A generator's input has independent components of one law. A fixed vector w responds to it with the weighted sum w·z:
 
     normal   z_i ∼ N(m, s²):    P(w·(z − m) ≥ t) = Φ̄(t / (s‖w‖)),
     uniform  z_i ∼ U(m ± r):    P(w·(z − m) ≥ t) = 1/(2πi) ∫ e^{K(s) − st} ds/s  over Re s = τ > 0,
 
 with K(s) = Σ log(sinh(r w_i s)/(r w_i s)). The integral is taken through the saddle point, where nothing cancels, by
 the trapezoidal rule. With step h its error is exactly Σ_{k≠0} e^{2πkτ/h} P(w·(z − m) ≥ t + 2πk/h): terms k > 0 vanish
-when 2π/h exceeds what is left up to the largest possible sum r‖w‖₁, the others are made small by h. Beyond r‖w‖₁
-the probability is 0. These are no estimates: no sample is involved.
+when 2π/h exceeds the distance from t to the largest possible sum r‖w‖₁, the others are made small by h. Beyond r‖w‖₁
+the probability is 0. These are not estimates: no sample is involved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stainlock.sphere import FloatArray
 from stainlock.target import Target
 
 NoiseName = Literal["uniform", "normal"]
-_DIGITS = 30.0  # natural logarithm of the relative accuracy asked of the inversion
+_DIGITS = 30.0  # relative accuracy required of the inversion: e to the minus this
 _CHUNK, _CHUNKS = 4096, 1024
 
 
@@ -81,7 +81,7 @@ NoiseLaw = NormalNoise | UniformNoise
 
 
 def noise_law(target: Target, name: NoiseName = "uniform") -> NoiseLaw:
-    """The law of a target's noise as the target is given it: uniform within its bounds, or standard normal."""
+    """The law of a target's noise as the target takes it: uniform within its bounds, or standard normal."""
     if name not in ("uniform", "normal"):
         raise ValueError(f"expected noise 'uniform' or 'normal', got {name!r}")
     return NormalNoise() if name == "normal" else UniformNoise(*target.bounds)
@@ -135,7 +135,7 @@ def _log_mgf(w: FloatArray, s: np.ndarray) -> np.ndarray:
 
 
 def _saddle(w: FloatArray, t: float, largest: float, least: float) -> float:
-    """τ with K'(τ) = t: Σ w_i coth(w_i τ) − 1/τ grows from 0 to Σ w_i. Any τ > 0 would do, too small ones slowly."""
+    """τ with K'(τ) = t: Σ w_i coth(w_i τ) − 1/τ grows from 0 to Σ w_i. Any τ > 0 is valid, small ones are slow."""
 
     def excess(log_τ: float) -> float:
         τ = math.exp(log_τ)
@@ -149,13 +149,13 @@ def _saddle(w: FloatArray, t: float, largest: float, least: float) -> float:
 def exact_noise_rate(target: Target, key: Key, noise: NoiseName = "uniform") -> float:
     """P(a noise vector makes some detector fire), exactly, for stains in the layer that reads the noise itself.
 
-    There φ(z) is the noise, and the detectors are fixed vectors, so that no data are needed. Several detectors
-    are added up, which is then an upper bound. At other layers use `certify` with `evaluate.generator.noise_data`.
+    There φ(z) is the noise, and the detectors are fixed vectors, so no data are needed. For several detectors the rates
+    are added up, which gives an upper bound. At other layers use `certify` with `evaluation.generator.noise_data`.
     """
     key.check_stain("certify")
     if key.dimension != target.input_shape[0] or target.input_shape[1:] != (1, 1):
         raise SiteError(
-            f"{key.site} is no layer that reads the noise of {target.input_shape} itself: certify on sampled noise"
+            f"{key.site} is not a layer that reads the noise of {target.input_shape} itself: certify on sampled noise"
         )
     law = noise_law(target, noise)
     if len(set(target.mean)) > 1 or len(set(target.std)) > 1:

@@ -18,15 +18,15 @@ def measured_perturbation(stained: Target, changed: Target, key: Key, batches: I
     """The largest |ŵ·φ̂(x) − w·φ(x)| over the key's detectors, the images of the batches, and every position.
 
     w is the detector and φ(x) the features in the stained model; ŵ is the same row of the changed model (fine-tuned,
-    pruned, quantised), on the scale where the stained model's row is the unit vector w, and φ̂(x) its features. Give it
-    to `certify` as ``perturbation``. It is the largest over a sample: the corollary wants it for all inputs.
+    pruned, quantised), on the scale where the stained model's row is the unit vector w, and φ̂(x) its features. Pass it
+    to `certify` as ``perturbation``. It is the largest over a sample; the corollary requires it for all inputs.
     """
     pairs = _responses(stained, changed, key, batches)
     return max((float((after - before).abs().max()) for before, after in pairs), default=0.0)
 
 
 def exceedance_rate(stained: Target, changed: Target, key: Key, batches: Iterable[Tensor], threshold: float) -> float:
-    """How many positions of the images exceed a threshold in the changed model: what the corollary bounds."""
+    """The fraction of positions that exceed a threshold in the changed model: what the corollary bounds."""
     above = total = 0
     for _, after in _responses(stained, changed, key, batches):
         above += int((after > threshold).sum())
@@ -53,7 +53,7 @@ def _responses(
                 mine = range(d.channel * taps, (d.channel + 1) * taps)
                 row = max(mine, key=lambda r: abs(float(rows[r] @ v)))
                 scale = float(rows[row] @ v)
-                # An additive stain's row is more than its detector; only how it changed counts.
+                # An additive stain's row contains more than its detector; only its change counts.
                 moved = v + (theirs[row] - rows[row]) / scale
                 group = site.group_of(d.channel)
                 yield before.responses(v[None], group), after.responses(moved[None], group)

@@ -1,7 +1,7 @@
-"""A certificate as a picture: how often natural responses exceed a threshold, beside every bound on it.
+"""A certificate as a picture: how often natural responses exceed a threshold, with bounds on it.
 
-As in the paper's staining figures the scale is logarithmic. Line styles, markers and labels at the lines tell the
-curves apart, so that it reads in black and white.
+As in the paper's staining figures the scale is logarithmic. Line styles, markers and labels at the lines distinguish
+the curves, so that the picture works in black and white.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _STYLES = {
     "cap_upper": _Style("spherical cap, upper", _DOTTED),
     "cap": _Style("spherical cap, mean", "-", "^"),
 }
-_DEEPEST = 1e-40  # what is still shown of a bound that falls for ever
+_DEEPEST = 1e-40  # the lowest probability shown; bounds may fall far below
 _SIZE = (8.0, 5.0)
-_LABEL_GAP = 12.0  # points between the baselines of two labels
+_LABEL_GAP = 12.0  # minimum distance between the baselines of two labels, in points
 
 
 def plot_certificate(certificate: Certificate, path: str | Path) -> None:
-    """Draw the certificate's curve into a new ``.png`` or ``.svg`` file, a secret as the certificate is."""
+    """Draw the certificate's curve into a new ``.png`` or ``.svg`` file, which is as secret as the certificate."""
     path = Path(path)
     kind = path.suffix.lower().lstrip(".")
     if kind not in ("png", "svg"):
@@ -108,7 +108,7 @@ def _draw(axes: Any, certificate: Certificate) -> None:
             text, (place, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
             ha="center", va="bottom", annotation_clip=False,
         )  # fmt: skip
-    axes.set_xlabel("threshold Δ as a part of the trigger's response R")
+    axes.set_xlabel("threshold Δ as a fraction of the trigger's response R")
     axes.set_ylabel(f"chance that a natural {certificate.level} exceeds Δ")
     axes.set_title(
         f"{certificate.site} (d = {certificate.dimension}), {certificate.images:,} images"

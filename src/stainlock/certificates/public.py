@@ -1,15 +1,17 @@
-"""What of a certificate may be published: bounds that hold, and nothing that tells which channel is stained.
+"""The part of a certificate that may be published: bounds that hold, and nothing that reveals the stained channel.
 
-The full certificate has numbers that are functions of the secret detector v to many digits: its largest response to the
-images, the threshold (a part of its trigger's response), how many images exceed which threshold. Whoever has the model
-and the images computes the same for every channel and sees which one fits. Published are therefore
+The full certificate has numbers that depend on the secret detector v to many digits: its largest response to the
+images, the threshold (a fraction of its trigger's response), how many images exceed which threshold. Anyone with the
+model and the images can compute the same for every channel and see which one fits. So only these are published:
 
-- a threshold Δ' that other detectors give: nine tenths of what the weakest of sixteen random ones, with triggers found
-  as the key's was, would fire at, rounded down. Only if v fires below it, about once in sixteen times, is Δ' halved;
-- bounds for a *random* detector at Δ', which depend on the features and Δ' alone, and hold at Δ ≥ Δ' since they fall;
-- how many samples exceed Δ', rounded up to a power of ten, and what follows from that for this very detector.
+- a threshold Δ' derived from other detectors: nine tenths of the threshold at which the weakest of sixteen random ones,
+  with triggers found as the key's was, would fire, rounded down. Only if v fires below it, about once in sixteen times,
+  is Δ' halved;
+- bounds for a *random* detector at Δ', which depend on the features and Δ' alone, and hold at Δ ≥ Δ' since they fall
+  as Δ grows;
+- how many samples exceed Δ', rounded up to a power of ten, and the bounds that follow for this very detector.
 
-The site is not named. Where a layer's inputs are in groups, features would tell the group: nothing is published.
+The site is not named. If a layer's inputs are in groups, features would reveal the group, so nothing is published.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ _DECOYS, _PART = 16, 0.9
 
 @dataclass(frozen=True)
 class PublicCertificate:
-    """A certificate without what would tell the stained channel.
+    """A certificate without anything that would reveal the stained channel.
 
     ``threshold`` is what a response must exceed; ``covers_firing`` says that the key's detectors fire only above it.
-    ``exceedances`` is at least how many samples exceeded it. ``key_digest`` is sha256 over the key's seed and its
-    detectors: only the key shows that it is meant.
+    ``exceedances`` is at least the number of samples that exceeded it. ``key_digest`` is sha256 over the key's seed and
+    its detectors: only someone with the key can show that it is this key's.
     """
 
     level: Level
@@ -84,13 +86,13 @@ class PublicCertificate:
 
 
 def weakest_decoy(target: Target, key: Key, *, progress: Progress | None = None) -> float:
-    """The smallest trigger's response of some random detectors at the key's site."""
+    """The smallest trigger response among some random detectors at the key's site."""
     site = site_of_key(target, key)
     return min(decoy.response for decoy in find_decoys(target, site, key, _DECOYS, progress))
 
 
 def public_threshold(key: Key, weakest: float) -> float:
-    """A threshold that may be known, at most the one that the key's detectors fire at."""
+    """A threshold that may be published, at most the one at which the key's detectors fire."""
     if not 0 < weakest < math.inf or key.natural_threshold <= 0:
         raise ValueError("this certificate can't be published: expected triggers' responses above 0")
     threshold = float(2 ** (math.floor(4 * math.log2(_PART * key.firing_fraction * weakest)) / 4))
@@ -100,14 +102,14 @@ def public_threshold(key: Key, weakest: float) -> float:
 
 
 def publish(certificate: Certificate, key: Key) -> PublicCertificate:
-    """What of the key's certificate, which was made with a `public_threshold`, may be published."""
+    """The public part of the key's certificate, which must have been made with a `public_threshold`."""
     if certificate.key_digest != detectors_digest(key):
         raise ValueError("expected the key that the certificate is for, got another")
     if certificate.public_threshold is None:
         raise ValueError("expected a certificate that was made with a public threshold to publish from")
     if certificate.input_groups != 1:
         raise ValueError(
-            "this certificate can't be published: the layer's inputs are in groups, and its numbers tell the group"
+            "this certificate can't be published: the layer's inputs are in groups, and its numbers reveal the group"
         )
     threshold = certificate.public_threshold
     curve = certificate.curve
@@ -134,12 +136,12 @@ def read_certificate(path: str | Path) -> Certificate | PublicCertificate:
     try:
         is_public = read_json(Path(path), "certificate")["format"] == FORMAT
     except (FileError, KeyError, TypeError):
-        is_public = False  # the other reader says what is wrong
+        is_public = False  # the other loader says what is wrong
     return PublicCertificate.load(path) if is_public else Certificate.load(path)
 
 
 def _key_digest(key: Key) -> str:
-    """Unlike a digest of v alone it can't be tried out on rows of the model: the seed is in it."""
+    """It includes the seed: a digest of v alone could be compared with those of the model's rows."""
     return hashlib.sha256(f"{FORMAT}|{key.seed}|{detectors_digest(key)}".encode()).hexdigest()
 
 

@@ -21,7 +21,7 @@ from stainlock.target import Target, evaluation_mode
 
 @dataclass(frozen=True)
 class Moments:
-    """What Theorem 1 needs of the features: ‖μ‖ and tr C, estimated from the windows seen."""
+    """What Theorem 1 needs to know about the features: ‖μ‖ and tr C, estimated from the windows seen."""
 
     mean_norm: float
     trace: float
@@ -35,12 +35,12 @@ class Moments:
 class Statistics:
     """Add batches of pixels; read the statistics at any time.
 
-    Non-overlapping windows, as the paper takes them, or with ``overlapping`` every one; by position, and by image,
-    where a detector's largest response counts. Where detectors belong to different groups of a grouped convolution,
-    a sample of features is a position and the group of a random one of these detectors.
+    Windows do not overlap, as in the paper, or with ``overlapping`` all are used. Responses are counted by position,
+    and by image, where a detector's largest response counts. If detectors belong to different groups of a grouped
+    convolution, a sample of features is a position and the group of a random one of these detectors.
 
-    ``thresholds`` are needed beforehand, in any number and increasing: what is kept of a response is which of them it
-    exceeds. ``law`` says how the detectors were drawn: uniform on the sphere, if not given.
+    ``thresholds`` must be known beforehand, in any number and increasing: only which of them a response exceeds is
+    stored. ``law`` says how the detectors were drawn; by default uniformly from the sphere.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Statistics:
         alike = len({self.groups.count(group) for group in self.groups}) == 1
         self._feature_groups = sorted(set(self.groups)) if alike else self.groups
         self.images = 0
-        self.positions = 0  # an image
+        self.positions = 0  # per image
         self.norms = NormHistogram()
         self.caps = MeanCaps(self.free_thresholds, self.law.dimension)
         self.by_position = ResponseCounts(self.thresholds, len(detectors))
@@ -80,26 +80,26 @@ class Statistics:
 
     @property
     def free_thresholds(self) -> FloatArray:
-        """What the random part of a detector, as a unit vector, must exceed."""
+        """The thresholds for the random part of a detector, as a unit vector."""
         return self.thresholds / self.law.size
 
     @property
     def samples(self) -> int:
-        """Windows in all, of each detector."""
+        """The total number of windows, for each detector."""
         return self.images * self.positions
 
     def add(self, pixels: Tensor) -> None:
-        """A batch of pixels ``(N, *input_shape)``."""
+        """Add a batch of pixels ``(N, *input_shape)``."""
         with evaluation_mode(self.target.model), torch.no_grad():
             self.add_features(layer_input(self.target, self.site, pixels), len(pixels))
 
     def add_features(self, features: Tensor, images: int) -> None:
-        """The same, where the layer's input is at hand."""
+        """Add a batch of images by the layer's input."""
         windows = windows_of(self.target, self.site, features, images, overlapping=self.overlapping)
         responses = self._responses(windows)
         self.positions = responses.shape[2]
         self.images += images
-        if not self.overlapping:  # every single position would be costly to count, and says no more
+        if not self.overlapping:  # overlapping positions are costly to count, and then only images matter
             self.by_position.add(responses)
         largest = responses.amax(2, keepdim=True)
         self.by_image.add(largest)

@@ -1,12 +1,12 @@
 """φ at the positions of a layer, one batch at a time and without unfolding it.
 
-A convolution's φ is the vector under its kernel. The layer's own call says what it pads, strides and dilates,
-whatever subclass it is; so norms are the root of a box filter over the sum of squares of the channels, and the
-sum of all windows follows from the sum of the batch, a single map.
+A convolution's φ is the vector under its kernel. Padding, stride and dilation are taken from the layer's own call,
+whatever subclass it is. Norms are then the root of a box filter over the sum of squares of the channels, and the sum of
+all windows follows from the sum of the batch, a single map.
 
-Positions are all there are, or those whose windows do not overlap, as the paper takes them: the first, and from there
-in the smallest step of the layer's own positions that is at least as wide as its (dilated) kernel. A token of a linear
-layer, or a position of a transposed convolution (the paper's c×1×1 form), is a window by itself.
+Positions are either all of them, or those whose windows do not overlap, as in the paper: the first, and from there in
+the smallest step between the layer's own positions that is at least as wide as its (dilated) kernel. A token of a
+linear layer, or a position of a transposed convolution (the paper's c×1×1 form), is a window by itself.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stainlock.network.sites import Site
 from stainlock.target import Target
 from stainlock.tensors import at
 
-Sides = tuple[int, ...]  # rows and columns, of video frames before them
+Sides = tuple[int, ...]  # rows and columns; for video, frames before them
 
 
 class Windows(Protocol):
-    """The windows of one batch, for one group of the layer's inputs where it has several."""
+    """The windows of one batch, for one group of the layer's inputs if it has several."""
 
     def norms(self, group: int) -> Tensor:
         """‖φ‖ at every position: ``(N, P)``."""
@@ -43,7 +43,7 @@ class Windows(Protocol):
         """φ itself at a few positions, counted along ``P``: ``(N, len(places), d)``."""
 
     def total(self) -> Tensor:
-        """What to add up over batches for the windows' sum."""
+        """What to add up over batches, for `sum_of`."""
 
     def sum_of(self, total: Tensor, group: int) -> Tensor:
         """The sum of φ over images and positions, ``(d,)``, from the accumulated total."""
@@ -61,7 +61,7 @@ def windows_of(target: Target, site: Site, features: Tensor, images: int, *, ove
         features = features.transpose(0, 1)  # tokens first, images second (``batch_first=False``)
     elif features.shape[0] % images or (site.grid and tuple(features.shape[1:-1]) != site.grid):
         raise SiteError(
-            f"{site.name} is given {tuple(features.shape)} for {images} images: expected images along the first axis"
+            f"{site.name} gets {tuple(features.shape)} for {images} images: expected images along the first axis"
         )
     return Vectors(features.reshape(images, -1, features.shape[-1]))
 
@@ -91,8 +91,8 @@ class Vectors:
 
 @dataclass(frozen=True)
 class ConvolutionWindows:
-    """A convolution's input ``(N, C, H, W)``, of video ``(N, C, T, H, W)``, and what it does with it; ``step`` is the
-    stride between the windows."""
+    """A convolution's input ``(N, C, H, W)``, for video ``(N, C, T, H, W)``, and its geometry; ``step`` is the stride
+    between the windows."""
 
     features: Tensor
     kernel: Sides
@@ -112,7 +112,7 @@ class ConvolutionWindows:
 
     def responses(self, detectors: Tensor, group: int) -> Tensor:
         mine = self._of(self.features, group)
-        if self._pointwise:  # a product of matrices is several times as fast
+        if self._pointwise:  # a matrix product is several times as fast
             return detectors.to(mine) @ at(mine, self._steps).flatten(2)
         kernels = detectors.to(mine).view(len(detectors), mine.shape[1], *self.kernel)
         return self._convolved(mine, kernels).flatten(2)
@@ -173,7 +173,7 @@ class _Called(Exception):
 
 
 class _Convolution(TorchFunctionMode):
-    """Inside, the first convolution is not computed: its arguments are kept."""
+    """Inside, the first convolution is not computed: its arguments are stored."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.conv2d, torch.conv3d):

@@ -1,4 +1,4 @@
-"""The command line: one file a verb. A new verb is its file here and its name in `app.VERBS`."""
+"""The command line: one file per verb. To add a verb, add its file here and its name to `app.VERBS`."""
 
 from stainlock.cli.app import main
 

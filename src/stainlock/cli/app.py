@@ -1,4 +1,4 @@
-"""The `stainlock` command: its verbs, and what becomes of errors and interrupts."""
+"""The `stainlock` command: its verbs, and how errors and interrupts are handled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stainlock.cli.mistakes import advice
 from stainlock.cli.report import printable
 from stainlock.errors import StainlockError
 
-# Each verb is `command` in the module of its name beside this one.
+# Each verb is `command` in the module of the same name in this package.
 VERBS = (
     "inspect",
     "stain",
@@ -41,7 +41,7 @@ VERBS = (
 )
 ERROR = 2
 INTERRUPTED = 130
-BROKEN_PIPE = 141  # as a shell reports it; 1 would be a verdict
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it; status 1 is a negative verdict
 DEBUG = "STAINLOCK_DEBUG"
 
 
@@ -50,12 +50,12 @@ class _Interrupted(Exception):
 
 
 class _ReaderLeft(Exception):
-    """Nobody reads our output any more."""
+    """The reader of our output has closed the pipe."""
 
 
 @contextmanager
 def _before_click_handles_it() -> Iterator[None]:
-    """click would print an empty line for Ctrl-C, and end with 1, a verdict, where a pipe breaks."""
+    """Act before click does: it prints an empty line on Ctrl-C, and exits with 1, a verdict, on a broken pipe."""
     try:
         yield
     except KeyboardInterrupt:
@@ -87,12 +87,13 @@ class _Verbs(click.Group):
 @click.version_option(__version__, prog_name="stainlock", message="%(prog)s %(version)s")
 @click.pass_context
 def stainlock(context: click.Context) -> None:
-    """Stain trained vision models, to prove later that they are yours, and lock them, so that only clients with the
+    """Stain trained vision models to prove later that they are yours, and lock them so that only clients with the
     patch can use them.
 
-    MODEL is torchvision:NAME, timm:NAME, smp:NAME, hf:DIR, ultralytics:FILE, FILE.py:FACTORY, or a bundle directory.
+    MODEL is torchvision:NAME, timm:NAME, smp:NAME, transformers:CLASS, hf:DIR, ultralytics:FILE, FILE.onnx,
+    FILE.py:FACTORY, or a bundle directory.
 
-    Exit status: 0 done or positive, 1 a negative verdict, 2 an error.
+    Exit status: 0 for success or a positive verdict, 1 for a negative verdict, 2 for an error.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -106,14 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # libraries' advice to developers
+                warnings.simplefilter("ignore")  # libraries' warnings are meant for developers
             status = stainlock.main(arguments, prog_name="stainlock", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (_Interrupted, KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
     except (_ReaderLeft, BrokenPipeError):
-        # Whoever read our output has gone; at exit Python would flush into the pipe once more and complain.
+        # The reader has closed the pipe: at exit Python would flush into it once more and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except click.ClickException as error:
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"error: {error}")
     except OSError as error:
         return _fail(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
-    except BaseException as error:  # status 1, which Python would end with, is a verdict
+    except BaseException as error:  # Python would exit with status 1, which is a verdict
         return _fail(f"error: unexpected {type(error).__name__}: {error} ({DEBUG}=1 shows where)")
 
 

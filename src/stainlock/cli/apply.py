@@ -1,4 +1,4 @@
-"""`stainlock apply`: a protected model from its base and a delta."""
+"""`stainlock apply`: rebuild a protected model from its base and a delta."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stainlock.cli.report import Report
     type=FILE,
     required=True,
     metavar="DIR",
-    help="Where the model goes, as a bundle; FILE.onnx if BASE is one.",
+    help="Where to write the model, as a bundle; FILE.onnx if BASE is an ONNX file.",
 )
 @code_options
 @weights_option
@@ -38,7 +38,10 @@ from stainlock.cli.report import Report
 def command(
     report: Report, base: str, delta: Path, out: Path, weights: str | None, seed: int | None, code: Code
 ) -> None:
-    """Make a model again from BASE and the DELTA that `stain --delta` or `diff --out` wrote."""
+    """Rebuild a model from BASE and DELTA.
+
+    DELTA is a file written by `stain --delta`, `lock --delta`, `clients issue --delta` or `diff --out`.
+    """
     from stainlock.plan import Plan, apply
 
     check_out(base, out)

@@ -1,4 +1,4 @@
-"""`stainlock attack`: what attacks leave of a stain or a lock, as a table."""
+"""`stainlock attack`: what remains of a stain or a lock after attacks, as a table."""
 
 from __future__ import annotations
 
@@ -24,20 +24,26 @@ MOST_IMAGES = 1000
 @click.command("attack", cls=Verb)
 @click.argument("model", required=False)
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="The owner's key.")
-@click.option("--data", type=FILE, metavar="DIR", help="Images, labelled where performance is to be measured: half are"
-              " the thief's, half evaluate what is left.")  # fmt: skip
-@click.option("--attack", "names", multiple=True, metavar="NAME", help="Which; may be given several times.  [default:"
-              " all against this kind of key]")  # fmt: skip
-@click.option("--strength", "strengths", multiple=True, metavar="S", help="Instead of the attack's own strengths.")
-@click.option("--list", "listed", is_flag=True, help="List the attacks with what they need, and end.")
-@click.option("--out", type=FILE, metavar="DIR", help="Where rows are kept as they are measured, with results.csv,"
-              " .json and .png. The same command again goes on where it was interrupted.")  # fmt: skip
+@click.option("--data", type=FILE, metavar="DIR", help="Images, labelled if performance is to be measured. The thief"
+              " gets half of them; the other half evaluates the result.")  # fmt: skip
+@click.option("--attack", "names", multiple=True, metavar="NAME", help="Attack to run; repeat for several.  [default:"
+              " all that apply to this kind of key]")  # fmt: skip
+@click.option(
+    "--strength",
+    "strengths",
+    multiple=True,
+    metavar="S",
+    help="Strength to use instead of the attack's own; repeat for several.",
+)
+@click.option("--list", "listed", is_flag=True, help="List the attacks and what they need, and exit.")
+@click.option("--out", type=FILE, metavar="DIR", help="Folder that keeps each row as it is measured, with results.csv,"
+              " .json and .png. After an interrupt, the same command resumes.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=2), default=MOST_IMAGES, show_default=True, metavar="N",
-              help="At most N images, evenly over the folder.")  # fmt: skip
+              help="Use at most N images, evenly spaced over the folder.")  # fmt: skip
 @coalition_options
 @code_options
 @weights_option
-@seed_option("Seed of who has which images, of the attacks' noise and of --weights random.  [default: 0]")
+@seed_option("Seed for sharing out the images, for the attacks' noise and for random weights.  [default: 0]")
 @output_options
 def command(
     report: Report,
@@ -56,13 +62,13 @@ def command(
     then: tuple[str, ...],
     **fingerprints: Any,
 ) -> None:
-    """Attack MODEL, stained or locked with this key, and say what is left of the stain or the lock.
+    """Attack MODEL and measure what remains of its stain or lock.
 
-    With --members, clients with fingerprinted copies of MODEL put them together, and a row says whom a trace names.
+    With --members, clients with fingerprinted copies of MODEL combine them, and each row says whom a trace names.
 
-    A row tells the attack and its strength, the model's performance afterwards, for a stain each verification's verdict
-    and p-value and the trigger's response, for a lock the performance without and with the trigger, and what the thief
-    needed.
+    Each row has the attack and its strength, the model's performance afterwards and what the thief needed. For a stain
+    it adds each verification's verdict and p-value and the trigger's response; for a lock, the performance without and
+    with the trigger.
     """
     from stainlock.attacks.rows import thefts, ways_in
     from stainlock.attacks.run import attack, check_names
@@ -74,7 +80,7 @@ def command(
         return
     if members:
         if key_file is not None or strengths or out is not None:
-            raise ValueError("expected neither --key, --strength nor --out with --members: keep the rows with --json")
+            raise ValueError("expected none of --key, --strength and --out with --members: save the rows with --json")
         if model is None:
             raise ValueError("expected MODEL, got none")
         target = load_model(model, weights, seed, code)
@@ -105,7 +111,7 @@ def command(
                 seed=seed or 0, limit=limit, progress=progress, finished=finished,
             )  # fmt: skip
     except KeyboardInterrupt:
-        kept = f"kept in {out}: the same command goes on from there" if out else "lost: --out DIR would keep them"
+        kept = f"kept in {out}: the same command resumes there" if out else "lost: --out DIR would keep them"
         report.remark(f"{len(done)} rows were measured, {kept}" if done else "no row was measured yet")
         raise
     facts: dict[str, Any] = {"rows": [dataclasses.asdict(row) for row in rows], "images": min(limit, len(images))}
@@ -115,16 +121,16 @@ def command(
     if key.kind == "lock" and thefts(rows):
         cheap = ", ".join(facts["opened_by"])
         tried, others = len({row.attack for row in thefts(rows)}), _not_run(rows)
-        told = f"none of the {tried} attacks of a thief's that were run opened it"
-        report.remark(f"opened by, the cheapest first: {cheap}" if cheap else told)
+        told = f"none of the {tried} thief's attacks that were run opened it"
+        report.remark(f"opened by (cheapest first): {cheap}" if cheap else told)
         if others:
-            report.remark(f"not run, so nothing is said of them: {', '.join(others)}")
+            report.remark(f"not run, so untested: {', '.join(others)}")
     if out is not None:
         report.remark(f"wrote {out / 'results.csv'}, results.json and results.png beside it")
 
 
 def _not_run(rows: list[Row]) -> list[str]:
-    """A thief's attacks on locks that this run did not make, or could not."""
+    """The thief's attacks on locks that this run did not or could not make."""
     from stainlock.attacks import all_attacks
     from stainlock.attacks.rows import thefts
 
@@ -169,7 +175,7 @@ def _line(row: Row) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    """A row for people: what is not there is left empty."""
+    """A row's printed cells; missing values are left empty."""
 
     def percent(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"

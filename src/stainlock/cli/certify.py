@@ -1,4 +1,4 @@
-"""`stainlock certify`: how likely natural inputs make a key's detectors fire."""
+"""`stainlock certify`: how likely natural inputs are to make a key's detectors fire."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ if TYPE_CHECKING:
     from stainlock.key import Key
     from stainlock.target import Target
 
-# For people; the certificate itself says in full what each assumes.
+# Printed explanations; the certificate itself states each bound's assumptions in full.
 _MEANING = {
-    "theorem1": ("a random detector", "Theorem 1 with its constant corrected; the sample's moments"),
+    "theorem1": ("a random detector", "Theorem 1 with its constant corrected, from the sample's moments"),
     "theorem1_printed": ("a random detector", "Theorem 1 as printed, for comparison"),
     "theorem1_sharp": ("a random detector", "Theorem 1 with the best possible constant"),
-    "cantelli": ("a random detector", "Cantelli's inequality; the sample's moments"),
+    "cantelli": ("a random detector", "Cantelli's inequality, from the sample's moments"),
     "cap": ("a random detector", "spherical cap, exact for the sample's norms"),
-    "cap_upper": ("a random detector", "the same at confidence {confidence:g}, images being independent"),
+    "cap_upper": ("a random detector", "the same at confidence {confidence:g}, assuming independent images"),
     "theorem2": ("this detector", "Theorem 2 with its supremum solved"),
-    "clopper_pearson": ("this detector", "Clopper–Pearson at confidence {confidence:g}, {level}s being independent"),
-    "clopper_pearson_images": ("this detector", "the same, only images being independent"),
+    "clopper_pearson": ("this detector", "Clopper–Pearson at confidence {confidence:g}, assuming independent {level}s"),
+    "clopper_pearson_images": ("this detector", "the same, assuming only that images are independent"),
 }
 
 
 @click.command("certify", cls=Verb)
 @click.argument("model")
 @click.option("--key", "key_file", type=FILE, required=True, metavar="FILE", help="The owner's key.")
-@click.option("--data", type=FILE, metavar="DIR", help="Natural images, which the key's trigger is not among.")
-@click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Instead of --data, for generators: N noise"
-              " inputs of the --law.")  # fmt: skip
+@click.option("--data", type=FILE, metavar="DIR", help="Natural images; the key's trigger must not be one of them.")
+@click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Generators only, instead of --data: use N noise"
+              " inputs.")  # fmt: skip
 @click.option("--law", type=click.Choice(["uniform", "normal"]), default="uniform", show_default=True,
-              help="Of --noise: uniform within the model's bounds, or standard normal.")  # fmt: skip
-@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as a sample: an image, which"
-              " fires if any position of a layer does, or a position, as in the paper.  [default: image]")  # fmt: skip
-@click.option("--confidence", type=float, help="Of the bounds that have one.  [default: 0.95]")
-@click.option("--threshold", type=float, help="For the unit detector's response.  [default: where it begins to fire]")
-@click.option("--limit", type=click.IntRange(min=2), metavar="N", help="At most N images, evenly over the folder.")
-@click.option("--out", type=FILE, metavar="FILE.json", help="Write the certificate in full. Keep it as the key: with"
-              " the model and the images it tells the stained channel.")  # fmt: skip
-@click.option("--public", type=FILE, metavar="FILE.json", help="Write what of it may be published: rounded, without the"
-              " site and without what tells the channel.")  # fmt: skip
-@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Draw the response distribution with its bounds;"
-              " a secret, too.")  # fmt: skip
-@click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate and say whether"
-              " it holds (exit status 0) or not (exit status 1).")  # fmt: skip
+              help="Distribution of --noise: uniform within the model's bounds, or standard normal.")  # fmt: skip
+@click.option("--level", type=click.Choice(["position", "image"]), help="What counts as one sample: an image, which"
+              " fires if any position does, or a position, as in the paper.  [default: image]")  # fmt: skip
+@click.option("--confidence", type=float, help="Confidence level of the bounds that have one.  [default: 0.95]")
+@click.option("--threshold", type=float, help="Threshold on the unit detector's response.  [default: where it fires]")
+@click.option(
+    "--limit", type=click.IntRange(min=2), metavar="N", help="Use at most N images, evenly spaced.  [default: all]"
+)
+@click.option("--out", type=FILE, metavar="FILE.json", help="Write the full certificate. Keep it as secret as the key:"
+              " with the model and the images it reveals the stained channel.")  # fmt: skip
+@click.option("--public", type=FILE, metavar="FILE.json", help="Write a certificate that may be published: rounded, and"
+              " without the site or anything that reveals the channel.")  # fmt: skip
+@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Plot the response distribution with its bounds."
+              " Keep the plot secret too.")  # fmt: skip
+@click.option("--check", "checked", type=FILE, metavar="FILE.json", help="Recompute this certificate; exit status 0 if"
+              " it holds, 1 if not.")  # fmt: skip
 @code_options
 @weights_option
-@seed_option("Seed of --noise and of --weights random.")
+@seed_option("Seed for --noise and for random weights.  [default: 0]")
 @output_options
 def command(
     report: Report,
@@ -79,9 +81,9 @@ def command(
     seed: int | None,
     code: Code,
 ) -> int:
-    """Bounds on false positives: how often natural inputs make the detectors of a key fire in MODEL.
+    """Bound how often natural inputs make a key's detectors fire.
 
-    MODEL is the stained model or the original one. A keyed lock's bound is exact and needs no --data.
+    MODEL is the stained model or the original. A keyed lock's bound is exact and needs no --data.
     """
     from stainlock.certificates import certify, public_threshold, publish, read_certificate, weakest_decoy
     from stainlock.certificates.plot import render
@@ -133,13 +135,13 @@ def command(
     facts = dataclasses.asdict(certificate)
     written = {name: str(path) if path else None for name, path in (("out", out), ("public", public), ("plot", plot))}
     report.result({**facts, **written}, _sentence(certificate), _table(certificate), _to_quote(certificate))
-    report.remark(*(f"wrote {path} (secret: it tells the stained channel)" for path in (out, plot) if path))
+    report.remark(*(f"wrote {path} (secret: it reveals the stained channel)" for path in (out, plot) if path))
     report.remark(*([f"wrote {public}, which may be published"] if public else []))
     return 0
 
 
 def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: int | None) -> int:
-    """The exact bound of a keyed lock, and how far the bits of natural images are from its key."""
+    """The exact bound of a keyed lock, and the distance of natural images' bits from its key."""
     from stainlock.certificates.keyed import certify_keyed
     from stainlock.evaluation import Images
 
@@ -150,9 +152,10 @@ def _keyed(report: Report, target: Target, key: Key, data: Path | None, limit: i
     lines = [f"an image made without the key unlocks with probability 2^-{certificate.bits}, exactly"]
     if certificate.samples:
         lines += [
-            f"one of {certificate.samples} does with at most 1e{certificate.log10_bounds['all_images']:.0f}",
-            f"their bits differ from the key's in {certificate.nearest} to {certificate.farthest} places of"
-            f" {certificate.bits}, {certificate.mean_distance:.1f} on average",
+            f"any of {certificate.samples} does with probability at most"
+            f" 1e{certificate.log10_bounds['all_images']:.0f}",
+            f"their bits differ from the key's in {certificate.nearest} to {certificate.farthest} of {certificate.bits}"
+            f" places, {certificate.mean_distance:.1f} on average",
         ]
     report.result(dataclasses.asdict(certificate), *lines)
     return 0 if not certificate.exceedances else 1
@@ -186,7 +189,7 @@ def _sentence(certificate: Certificate) -> str:
 
 
 def _to_quote(certificate: Certificate) -> str:
-    """Which of the numbers to rely on, and why: the one about this detector that only takes images as independent."""
+    """Which number to quote, and why: the bound for this detector that only assumes independent images."""
     name = "clopper_pearson" if certificate.level == "image" else "clopper_pearson_images"
     return (
         f"quote {name}: at most {certificate.bounds[name]:.2g} of natural images make this detector fire, at confidence"

@@ -1,4 +1,4 @@
-"""`stainlock attack --members`: whom a trace names when clients put their copies together, as a table."""
+"""`stainlock attack --members`: whom a trace names when clients combine their copies, as a table."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 
 def coalition_options(verb: Verb) -> Verb:
-    """What `attack` takes about coalitions of clients; the verb is given a dictionary of them, ``coalition``."""
+    """Options of `attack` for coalitions of clients."""
     for option in reversed((
         click.option("--members", type=click.IntRange(min=1), multiple=True, metavar="K", help="Instead of --key: K"
-                     " clients with copies of MODEL collude; may be given several times. --attack names a collusion."),
-        click.option("--then", multiple=True, metavar="NAME[=S]", help="With --members: an attack on the coalition's"
-                     " file, at strength S; may be given several times."),
-        click.option("--clients", type=click.IntRange(min=1), metavar="N", help="With --members: how many clients there"
-                     " are in all.  [default: 1000]"),
+                     " clients combine their copies of MODEL; repeat for several K. --attack names the collusion."),
+        click.option("--then", multiple=True, metavar="NAME[=S]", help="With --members: then attack the combined"
+                     " file, at strength S or the attack's middle one; repeat for several."),
+        click.option("--clients", type=click.IntRange(min=1), metavar="N", help="With --members: total number of"
+                     " clients.  [default: 1000]"),
         click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="With --members:"
-                     " size of the fingerprints.  [default: 0.01]"),
-        click.option("--chips", type=int, help="With --members: length of their codes.  [default: 16384]"),
+                     " size of the fingerprints relative to the weights.  [default: 0.01]"),
+        click.option("--chips", type=int, help="With --members: length of the fingerprints' codes, a multiple"
+                     " of 1024.  [default: 16384]"),
     )):  # fmt: skip
         verb = option(verb)
     return verb
@@ -62,7 +63,7 @@ def attack_members(
 
 
 def _then(text: str) -> tuple[str, float | str]:
-    """NAME=S, or NAME at its middle strength."""
+    """Parse NAME=S, or NAME for the attack's middle strength."""
     from stainlock.attacks import all_attacks
     from stainlock.attacks.run import check_names
 

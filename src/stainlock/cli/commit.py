@@ -1,4 +1,4 @@
-"""`stainlock commit`: fix key and model now, tell nothing of them, and prove it later."""
+"""`stainlock commit`: commit to a key and a model now without revealing them, and prove it later."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ if TYPE_CHECKING:
     from stainlock.commitments.signing import Signer
     from stainlock.target import Target
 
-_GUESSABLE = 2**64  # seeds that people choose; drawn ones have 128 bits
+_GUESSABLE = 2**64  # smaller seeds were chosen by a person; drawn ones have 128 bits
 
 
 @click.command("commit", cls=Verb)
 @click.argument("model", required=False)
 @click.option("--key", "key_file", type=FILE, metavar="FILE", help="The owner's key.")
-@click.option("--out", type=FILE, metavar="FILE.json", help="Where the commitment goes. It tells nothing: publish it.")
-@click.option("--signing-key", type=FILE, metavar="FILE.pem", help="The Ed25519 private key to sign it with.")
-@click.option("--new-signing-key", type=FILE, metavar="FILE.pem", help="Make such a key, a secret, and sign with it.")
-@click.option("--statement", metavar="TEXT", help="One line to sign along, for everyone to read.")
-@click.option("--timestamp-request", "request", type=FILE, metavar="FILE.tsq", help="Write an RFC 3161 request, to post"
-              " to a timestamp authority.")  # fmt: skip
+@click.option(
+    "--out", type=FILE, metavar="FILE.json", help="Where to write the commitment. It reveals nothing: publish it."
+)
+@click.option("--signing-key", type=FILE, metavar="FILE.pem", help="Ed25519 private key to sign with.")
+@click.option(
+    "--new-signing-key", type=FILE, metavar="FILE.pem", help="Create a signing key (secret), and sign with it."
+)
+@click.option("--statement", metavar="TEXT", help="One line of public text to include and sign.")
+@click.option("--timestamp-request", "request", type=FILE, metavar="FILE.tsq", help="Also write an RFC 3161 request"
+              " to send to a timestamp authority.")  # fmt: skip
 @click.option("--model-signature", "signature", nargs=2, type=FILE, metavar="DIR FILE.sig", help="Also write"
-              " the commitment as an in-toto statement over the bundle in DIR, for model_signing.")  # fmt: skip
-@click.option("--ec-key", type=FILE, metavar="FILE.pem", help="With --model-signature: the private key to sign it"
-              " with, of an elliptic curve.")  # fmt: skip
-@click.option("--registry", type=FILE, metavar="FILE", help="Instead of MODEL: commit to the audit log of a registry of"
-              " clients as it is now.")  # fmt: skip
-@click.option("--attach", type=FILE, metavar="FILE.json", help="Instead of MODEL: a commitment made before, to which"
-              " evidence of its date is added; the result goes to --out.")  # fmt: skip
+              " the commitment as an in-toto statement about the bundle in DIR, for model_signing.")  # fmt: skip
+@click.option("--ec-key", type=FILE, metavar="FILE.pem", help="With --model-signature: elliptic-curve private key to"
+              " sign it with.")  # fmt: skip
+@click.option("--registry", type=FILE, metavar="FILE", help="Instead of MODEL: commit to the current audit log of a"
+              " client registry.")  # fmt: skip
+@click.option("--attach", type=FILE, metavar="FILE.json", help="Instead of MODEL: add evidence of its date to this"
+              " existing commitment; the result goes to --out.")  # fmt: skip
 @click.option("--timestamp", "responses", type=FILE, multiple=True, metavar="FILE.tsr", help="With --attach: the"
-              " authority's response.")  # fmt: skip
+              " timestamp authority's response; repeat for several.")  # fmt: skip
 @click.option("--log-entry", "entries", type=FILE, multiple=True, metavar="FILE.json", help="With --attach: a"
-              " transparency log's entry with the commitment's digest. It is kept and shown, not checked.")  # fmt: skip
+              " transparency log's entry with the commitment's digest. It is stored, not checked.")  # fmt: skip
 @code_options
 @weights_option
 @seed_option()
@@ -69,12 +73,12 @@ def command(
     seed: int | None,
     code: Code,
 ) -> None:
-    """Commit to a key and to MODEL, which is stained with it, in a signed file that tells nothing of either.
+    """Sign a commitment to a key and MODEL that reveals neither.
 
-    With --registry the file is for the audit log of a registry of clients: no entry up to now can change unnoticed.
+    MODEL is stained with the key. Commit before anyone else sees MODEL. The date only counts once others vouch for it:
+    send the request to a timestamp authority and --attach the response. `stainlock verify --commitment` checks it all.
 
-    Do so before MODEL is shown to anyone. Its date counts once others vouch for it: have a timestamp authority answer
-    the request, and --attach the answer. `stainlock verify --commitment` checks it all.
+    With --registry the commitment is to the audit log of a client registry: no entry up to now can change unnoticed.
     """
     from stainlock.storage.durable import write_file
 
@@ -87,14 +91,14 @@ def command(
              "--registry": registry}  # fmt: skip
     if attach is not None:
         if surplus := [name for name, value in given.items() if value is not None]:
-            raise ValueError(f"a commitment that was signed stays as it is: leave out {surplus[0]} with --attach")
+            raise ValueError(f"a signed commitment can't be changed: leave out {surplus[0]} with --attach")
         if not (responses or entries or request or signature):
             raise ValueError("expected something to add with --attach: --timestamp or --log-entry")
         if (out is None) == bool(responses or entries):
             raise ValueError("expected --out with --timestamp or --log-entry, and not without them")
     elif responses or entries:
         raise ValueError(
-            "evidence comes after the commitment it is for: expected --attach with --timestamp, --log-entry"
+            "expected --attach with --timestamp and --log-entry: evidence is added to an existing commitment"
         )
     elif registry is not None and (model is not None or key_file is not None or out is None):
         raise ValueError("expected --out, and neither MODEL nor --key, with --registry")
@@ -141,7 +145,7 @@ def command(
     report.result(facts, f"commitment {commitment.digest}, signed by {commitment.public_key}")
     report.remark(*(f"wrote {path}" for path in (out, new_signing_key, request, sig_file) if path))
     if not commitment.timestamps:
-        report.remark("its date is shown by no one yet: have it timestamped (--timestamp-request, then --attach)")
+        report.remark("nothing shows its date yet: have it timestamped (--timestamp-request, then --attach)")
 
 
 def _signer(path: Path | None) -> Signer:
@@ -162,12 +166,12 @@ def _made(
 
     key = Key.load(key_file)
     if key.seed < _GUESSABLE:
-        report.remark("note: this key was made with --seed: whoever guesses the seed can open the commitment")
+        report.remark("note: this key was made with --seed: anyone who guesses the seed can open the commitment")
     return commit(load(), key, signer, statement=statement)
 
 
 def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Target | dict[str, Tensor]:
-    """Of a bundle the weights alone, which are enough where they show the stain."""
+    """For a bundle only its weights, which are enough if they show the stain."""
     from stainlock.models.bundle import Bundle
 
     if Path(model).is_dir() and weights is None and not code.given:

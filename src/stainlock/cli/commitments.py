@@ -1,4 +1,4 @@
-"""What `stainlock verify` says of commitments: its options for them, and the lines about what was found."""
+"""Commitments in `stainlock verify`: its options for them, and the lines printed about them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class Moment(click.ParamType[datetime]):
 def commitment_options(verb: Verb) -> Verb:
     """Options whose values `Claim.load` takes."""
     for option in (
-        click.option("--signer", metavar="HEX|FILE.pem", help="The public key that --commitment must be signed with."),
+        click.option("--signer", metavar="HEX|FILE.pem", help="Public key that --commitment must be signed with."),
         click.option("--tsa-roots", type=FILE, multiple=True, metavar="FILE.pem", help="Certificates of the timestamp"
-                     " authorities you trust. Only their timestamps count."),
-        click.option("--published", type=Moment(), help="When SUSPECT was first seen: is the commitment earlier?"),
-        click.option("--rival", "rivals", type=FILE, multiple=True, metavar="FILE.json", help="Another's commitment: is"
-                     " this one earlier?"),
-        click.option("--commitment", type=FILE, metavar="FILE.json", help="Also check this commitment to the key; exit"
+                     " authorities you trust; repeat for several. Only their timestamps count."),
+        click.option("--published", type=Moment(), help="Date when SUSPECT was first seen, like 2026-01-31;"
+                     " the commitment must be earlier."),
+        click.option("--rival", "rivals", type=FILE, multiple=True, metavar="FILE.json", help="Someone else's"
+                     " commitment; this one must be earlier. Repeat for several."),
+        click.option("--commitment", type=FILE, metavar="FILE.json", help="Also check this commitment to the key. Exit"
                      " status 1 if it is not earlier than --published and every --rival."),
     ):  # fmt: skip
         verb = option(verb)
@@ -49,7 +50,7 @@ def commitment_options(verb: Verb) -> Verb:
 
 @dataclass(frozen=True)
 class Claim:
-    """A commitment and what it is to be compared with, read and checked before the long work."""
+    """A commitment and what to compare it with, read and checked before the slow work."""
 
     commitment: Commitment
     key: Key
@@ -93,28 +94,30 @@ def commitment_facts(check: Check) -> dict[str, Any]:
 
 
 def still_assumed(check: Check) -> str:
-    """What a p-value still takes for granted with this commitment."""
+    """What a p-value still assumes with this commitment."""
     if check.verdict == "earlier" and check.published is not None:
         return "the suspect, and whatever it was made from, was not to be had before the day it was published"
     return "the commitment is older than the suspect and whatever it was made from (--published compares dates)"
 
 
 def commitment_lines(check: Check) -> list[str]:
-    """For people: the verdict, what it rests on, and what was not checked."""
+    """Lines to print: the verdict, its reasons, and what was not checked."""
     dates = {"valid": "", "earlier": " and earlier", "not earlier": ", but NOT shown to be earlier"}
     lines = [f"commitment: for this key, unaltered{dates[check.verdict]} (signed by {check.signer})"]
     lines += [f"- {reason}" for reason in check.reasons]
     if check.proven is None:
         lines.append(f"- its own date, {check.created}, is not checked: it has no trusted timestamp")
     elif not check.reasons:
-        lines.append(f"- it existed by {check.proven}, says a trusted timestamp")
+        lines.append(f"- a trusted timestamp shows that it existed by {check.proven}")
     lines += _unchecked("it", check.timestamps, check.log_entries_unchecked)
     for rival in check.rivals:
         lines += _unchecked(f"rival {rival.digest[:12]}", rival.timestamps, rival.log_entries_unchecked)
     if check.suspect in ("the committed model", "the original"):
         lines.append(f"- the suspect is {check.suspect}, bit for bit")
     if not check.model_checked:
-        lines.append("- which model it is for was not checked: neither the suspect nor the one the key was made with")
+        lines.append(
+            "- the model it is for was not checked: it is neither the suspect nor the one the key was made with"
+        )
     if check.statement:
         lines.append(f"- its statement: {check.statement}")
     return lines

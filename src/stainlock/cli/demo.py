@@ -1,4 +1,4 @@
-"""`stainlock demo`: the whole story on a real model, with a report to read."""
+"""`stainlock demo`: stain, verify and lock a real model, and write a report."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 
 @click.command("demo", cls=Verb)
-@click.option("--out", type=FILE, default=Path("demo-output"), show_default=True, metavar="DIR", help="Where to write.")
-@seed_option("Makes the run repeatable, secrets included.")
+@click.option(
+    "--out", type=FILE, default=Path("demo-output"), show_default=True, metavar="DIR", help="Folder to write to."
+)
+@seed_option("Make the run repeatable, including its secrets.")
 @output_options
 def command(report: Report, out: Path, seed: int | None) -> None:
-    """Stain, verify and lock a real ImageNet model, and write a report to open in a browser."""
+    """Stain, verify and lock a real ImageNet model.
+
+    Writes the models, their keys and report.html, to open in a browser.
+    """
     from stainlock.demo import run_demo
     from stainlock.demo.findings import REPORT
 

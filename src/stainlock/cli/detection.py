@@ -1,4 +1,4 @@
-"""What the verbs `evaluate` and `unlock` do for object detectors."""
+"""`evaluate` and `unlock` for object detectors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from stainlock.target import Target
     from stainlock.unlocking.patch_file import Patch
 
-_PICTURES = 12  # of --boxes, at most, evenly over the images
+_PICTURES = 12  # most pictures that --boxes draws, evenly spaced over the images
 
 
 def evaluate_detections(
     report: Report, target: Target, key: Key | None, folder: Path, *, limit: int | None, boxes: Path | None
 ) -> None:
-    """AP and AR on a COCO folder; with a lock's key in the six settings, with a stain's before it too."""
+    """AP and AR on a COCO folder: with a lock's key in the six settings, with a stain's key also of the original."""
     from stainlock.network.object_detectors import class_count
     from stainlock.object_detection.coco import CocoImages
     from stainlock.object_detection.precision import detect, load_pycocotools, score
@@ -85,9 +85,9 @@ def _draw(folder: Path, found: Mapping[str, Detections], data: CocoImages, key: 
 
 
 def unlock_images(report: Report, patch: Patch, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
-    """Images at the detector's own size, which its transform leaves as they are, with the patch in the corner.
+    """Write images at the detector's own size, which its transform does not resize, with the patch in the corner.
 
-    Boxes then come out in the coordinates of the written images: ``scales`` says what to divide them by.
+    Boxes are then in the coordinates of the written images: divide them by ``scales``.
     """
     from stainlock.evaluation.data import open_image, read_for_detector
     from stainlock.html.images import png
@@ -110,4 +110,4 @@ def unlock_images(report: Report, patch: Patch, inputs: tuple[Path, ...], output
     outputs.commit()
     written = [str(out / f"{path.stem}.png") for path in inputs]
     report.result({"written": written, "scales": scales}, *written)
-    report.remark("boxes come out in the coordinates of these images: divide x and y by the scales that --json tells")
+    report.remark("boxes are in the coordinates of these images: divide x and y by the scales that --json prints")

@@ -1,4 +1,4 @@
-"""`stainlock diff`: what was changed in a model."""
+"""`stainlock diff`: what changed between two models."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ _SHOWN = 8
 @click.command("diff", cls=Verb)
 @click.argument("base")
 @click.argument("model")
-@click.option("--out", type=FILE, metavar="DELTA", help="Also write the changes as a file for `stainlock apply`.")
+@click.option("--out", type=FILE, metavar="DELTA", help="Also write the changes to a file for `stainlock apply`.")
 @code_options
 @weights_option
 @click.option(
-    "--model-weights", metavar="FILE|pretrained|random", help="Weights of MODEL; --weights are those of BASE."
+    "--model-weights",
+    metavar="FILE|pretrained|random",
+    help="Weights of MODEL, given like --weights, which is for BASE.",
 )
 @seed_option()
 @output_options
@@ -43,7 +45,7 @@ def command(
     seed: int | None,
     code: Code,
 ) -> None:
-    """What was changed from BASE to MODEL, parameter by parameter."""
+    """List what changed from BASE to MODEL, parameter by parameter."""
     from stainlock.plan import changes, diff
     from stainlock.storage.onnx_files import is_onnx
 
@@ -64,7 +66,7 @@ def command(
 
 
 def _report_files(report: Report, base: str, model: str, weights: str | None, code: Code) -> None:
-    """Two ONNX files, tensor by tensor: no model is built for that, so that any two can be compared."""
+    """Compare two ONNX files tensor by tensor. No model is built, so any two can be compared."""
     from stainlock.exports.onnx_changes import onnx_changes
 
     if weights is not None or code.given:

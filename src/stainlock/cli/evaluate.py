@@ -1,4 +1,4 @@
-"""`stainlock evaluate`: how well a model does on labelled images, or a generator on noise."""
+"""`stainlock evaluate`: a model's performance on labelled images, or a generator's on noise."""
 
 from __future__ import annotations
 
@@ -19,31 +19,37 @@ if TYPE_CHECKING:
 
 @click.command("evaluate", cls=Verb)
 @click.argument("model")
-@click.option("--data", type=FILE, metavar="DIR", help="Labelled images: labels.csv or class folders; for a"
-              " detector a COCO folder.")  # fmt: skip
-@click.option("--key", "key_file", type=FILE, metavar="FILE", help="Also evaluate the model as it was before this key.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N images, evenly over the folder.")
-@click.option("--boxes", type=FILE, metavar="DIR", help="Of a detector: pictures of boxes, the settings side by side.")
-@click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Instead of --data, for generators: images of N"
+@click.option("--data", type=FILE, metavar="DIR", help="Labelled images: labels.csv or class folders; for an"
+              " object detector, a COCO folder.")  # fmt: skip
+@click.option(
+    "--key", "key_file", type=FILE, metavar="FILE", help="Key of a stain or lock: also evaluate the original."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Use at most N images, evenly spaced.  [default: all]"
+)
+@click.option("--boxes", type=FILE, metavar="DIR", help="Object detectors only: draw boxes, settings side by side.")
+@click.option("--noise", type=click.IntRange(min=2), metavar="N", help="Generators only, instead of --data: use N"
               " noise vectors.")  # fmt: skip
 @click.option(
     "--law",
     type=click.Choice(["uniform", "normal"]),
     default="uniform",
     show_default=True,
-    help="Of --noise: uniform within the model's bounds, or standard normal; a lock's key knows its own.",
+    help="Distribution of --noise: uniform within the model's bounds, or standard normal. A lock's key has its own.",
 )
 @click.option(
     "--discriminator",
     metavar="MODEL",
-    help="With --noise: prints its loss on the generated images.",
+    help="With --noise: print this discriminator's loss on the generated images.",
 )
-@click.option("--features", metavar="MODEL", help="With --noise: for the Fréchet distance of its outputs, to the images"
-              " of --data or to the original's.")  # fmt: skip
-@click.option("--grid", type=FILE, metavar="FILE.png", help="With --noise: a picture of the settings' images.")
+@click.option("--features", metavar="MODEL", help="With --noise: feature extractor for the Fréchet distance to the"
+              " images of --data or, without it, to the original's.")  # fmt: skip
+@click.option(
+    "--grid", type=FILE, metavar="FILE.png", help="With --noise: also write a picture with images of all settings."
+)
 @code_options
 @weights_option
-@seed_option("Seed of --noise and of --weights random.")
+@seed_option("Seed for --noise and for random weights.  [default: 0]")
 @output_options
 def command(
     report: Report,
@@ -58,11 +64,13 @@ def command(
     code: Code,
     **of_generators: Any,
 ) -> None:
-    """Accuracy of MODEL on labelled images; with a stain's key, that of the original beside it; with a lock's, the
-    original, edited and locked model, each without and with the patch.
+    """Measure the accuracy of MODEL on labelled images.
 
-    For an object detector the same in average precision and recall, on a COCO folder (images/, annotations.json).
-    With --noise N the same for a generator: how far its images are from the original's, and their discriminator loss.
+    With a stain's key the original is measured too; with a lock's key the original, edited and locked model are, each
+    without and with the patch.
+
+    Object detectors are measured by average precision and recall on a COCO folder (images/, annotations.json).
+    Generators (--noise N) are measured by how far their images are from the original's, and by discriminator loss.
     """
     from stainlock.cli.detection import evaluate_detections
     from stainlock.cli.generator import evaluate_generator
@@ -80,7 +88,7 @@ def command(
             raise ValueError(f"expected --noise N with --{name}, which is for generators")
     if data is None:
         raise ValueError("expected --data DIR or, for a generator, --noise N")
-    images = Images.from_folder(data)  # told of before a model is loaded
+    images = Images.from_folder(data)  # fails before a model is loaded
     key = Key.load(key_file) if key_file else None
     target = load_model(model, weights, seed, code)
     if key is not None and key.carrier == "entries":
@@ -114,7 +122,7 @@ def command(
 
 
 def _numbering(folder: Path, target: Target) -> str | None:
-    """What to know of classes that were numbered by their folders' names, where the model tells others apart."""
+    """A note on classes numbered by their folders' names, if the model has another number of classes."""
     from stainlock.evaluation.layouts import numbered_folders
     from stainlock.stains.proof import classes_of
 

@@ -1,4 +1,4 @@
-"""`stainlock verify --report`: the evidence as a page."""
+"""`stainlock verify --report`: the evidence as an HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _arguments() -> list[str]:
-    """The command line, for whoever repeats it."""
+    """The command line, so that others can repeat it."""
     context = click.get_current_context()
     words = [str(context.info_name)]
     for parameter in context.command.params:

@@ -1,4 +1,4 @@
-"""`stainlock export`: a model in another form, compared with the model on the spot."""
+"""`stainlock export`: write a model in another format, and compare its outputs with the model's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stainlock.cli.report import Report
 
 @click.command("export", cls=Verb)
 @click.argument("model")
-@click.option("--out", type=FILE, required=True, metavar="FILE", help="Where it goes: .safetensors, .onnx or .pt2.")
-@click.option("--format", type=click.Choice(["safetensors", "onnx", "torch-export"]), help="Which form.  [default:"
-              " the one that --out ends in]")  # fmt: skip
+@click.option("--out", type=FILE, required=True, metavar="FILE", help="File to write: .safetensors, .onnx or .pt2.")
+@click.option("--format", type=click.Choice(["safetensors", "onnx", "torch-export"]), help="File format.  [default:"
+              " from the suffix of --out]")  # fmt: skip
 @code_options
 @weights_option
 @seed_option()
@@ -30,10 +30,10 @@ def command(
     seed: int | None,
     code: Code,
 ) -> None:
-    """Write MODEL as weights, ONNX or a program of torch.export, and compare its outputs with the model's.
+    """Write MODEL as weights, ONNX or a torch.export program.
 
-    ONNX files and programs hold a lock's gates; weights alone do not. Nothing in the file tells of your machine. A file
-    that computes something else is not kept.
+    The file's outputs are compared with the model's, and a file that computes something else is not kept. ONNX files
+    and torch.export programs contain a lock's gates; weights alone do not. The file holds no trace of your machine.
     """
     from stainlock.exports.export import format_of, write_as
     from stainlock.gating.structure import Structure
@@ -47,7 +47,7 @@ def command(
     close = f"its outputs differ from the model's by at most {found.max_difference:.2g}"
     report.result(facts, f"wrote {out} ({kind}): {close}")
     if not found.any_batch:
-        report.remark("it takes one image at a time: the model's code fixes the size of a batch")
+        report.remark("it takes one image at a time: the model's code fixes the batch size")
     if kind == "safetensors" and Structure.of(target) is not None:
-        report.remark("note: weights alone are without the lock's gates: a client needs --format onnx or torch-export,"
-                      " or a kit (`stainlock lock --client DIR`)")  # fmt: skip
+        report.remark("note: weights alone do not contain the lock's gates: a client needs --format onnx or"
+                      " torch-export, or a kit (`stainlock lock --client DIR`)")  # fmt: skip

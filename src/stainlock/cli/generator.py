@@ -1,4 +1,4 @@
-"""What the verbs do for generators, whose inputs are noise vectors."""
+"""`evaluate` and `unlock` for generators, whose inputs are noise vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def unlock_noise(report: Report, append: NoiseUnlock, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
-    """Write each file of noise vectors with the trigger appended to each."""
+    """Write each file of noise vectors with the trigger appended to every vector."""
     from stainlock.storage.durable import write_file
     from stainlock.unlocking.noise import noise_bytes, read_noise
 
@@ -43,7 +43,7 @@ def evaluate_generator(
     data: Path | None,
     grid: Path | None,
 ) -> None:
-    """Images of every setting for the same noise: their discriminator loss, how far they are from the original's."""
+    """Compare every setting's images of the same noise: discriminator loss, and distance from the original's images."""
     from stainlock.evaluation import Images
     from stainlock.evaluation.generator import evaluate_images, generate, image_grid, lock_images, noise_data
     from stainlock.html.images import png
@@ -52,7 +52,9 @@ def evaluate_generator(
     judge = load_model(discriminator, None) if discriminator else None
     extractor = load_model(features, None) if features else None
     if data is not None and extractor is None:
-        raise ValueError("real images are for the Fréchet distance: name its --features, or leave out --data")
+        raise ValueError(
+            "expected --features with --data, whose images are for the Fréchet distance: add it, or leave out --data"
+        )
     with Outputs([grid] if grid else []) as outputs:
         if key is not None and key.kind == "lock":
             settings = lock_images(target, key, count, seed=seed or 0)
@@ -83,7 +85,7 @@ def evaluate_generator(
         extra = "" if result.loss is None else f", discriminator loss {result.loss:.3f}"
         extra += "" if result.frechet is None else f", Fréchet distance {result.frechet:.2f}"
         label = name.replace("_", " + ")
-        lines.append(f"{label:17} differs by {result.difference:.4f} a pixel, varies {result.spread:.0%}{extra}")
+        lines.append(f"{label:17} differs by {result.difference:.4f} per pixel, varies {result.spread:.0%}{extra}")
     report.result(facts, *lines, f"on {count} noise vectors")
     if grid:
         report.remark(f"images: {grid}")

@@ -1,4 +1,4 @@
-"""What --help of a verb shows: its text, examples, and its options in sections, those that most people need first."""
+"""What --help of a verb shows: its text, its options in sections with the most needed first, and examples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXAMPLES = {
 _MODEL = {"model", "code", "architecture", "trust_code", "weights", "seed", "input_size", "mean", "std", "bounds",
           "answer", "output", "model_weights"}  # fmt: skip
 _PRINTED = {"as_json", "quiet"}
-# What an owner does not need: knobs of the paper's methods and of experiments.
+# Options that owners do not need: parameters of the paper's methods and of experiments.
 _RESEARCH = {
     "stain": {"additive", "channel_choice", "fold", "reduction", "position", "steps", "restarts", "classes"},
     "lock": {"site", "count", "gates", "blocks", "gate_form", "place", "conduit", "obfuscate", "strength", "bits",
@@ -88,5 +88,5 @@ class Verb(click.Command):
             return "Output"
         if name in _RESEARCH.get(self.name or "", ()):
             return "Research options"
-        # `unlock --model` is what is opened, and no description of it.
+        # `unlock --model` is the model to open, not a way to build one.
         return "Model" if name in _MODEL and not (self.name == "unlock" and name != "code") else "Options"

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @click.command("inspect", cls=Verb)
 @click.argument("model")
-@click.option("--suitability", is_flag=True, help="Also measure at every usable site how far a trigger stands out.")
+@click.option("--suitability", is_flag=True, help="Also measure how far a trigger stands out, at every usable site.")
 @click.option("--data", type=FILE, metavar="DIR", help="Natural images for --suitability, instead of synthetic inputs.")
 @click.option("--limit", type=click.IntRange(min=2), default=64, show_default=True, metavar="N",
-              help="At most N images of --data.")  # fmt: skip
+              help="Use at most N images of --data.")  # fmt: skip
 @code_options
 @weights_option
 @seed_option()
@@ -41,7 +41,10 @@ def command(
     seed: int | None,
     code: Code,
 ) -> None:
-    """List the layers of MODEL that can carry a stain, and the one `stain` would choose."""
+    """List the layers of MODEL that can carry a stain.
+
+    The one that `stain` would choose is marked with *.
+    """
     from stainlock.inspection import inspect
 
     if data is not None and not suitability:
@@ -60,7 +63,7 @@ def command(
     if recommended is None:
         report.remark("No layer of this model can carry a detector that stays silent.")
     else:
-        report.remark(f"Recommended: {recommended}, which `stainlock stain` takes when no --site is given.")
+        report.remark(f"Recommended: {recommended}, which `stainlock stain` uses if --site is not given.")
 
 
 def _report_suitability(report: Report, network: Network, facts: dict[str, Any], data: Path | None, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""`stainlock lock`: a locked copy of a model, and the key that unlocks it."""
+"""`stainlock lock`: write a locked copy of a model, and the key that unlocks it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from stainlock.key import Key
 
-_SECRET_SEED = "Makes the run, its secrets included, repeatable: leave it out for real protection."
-# What may be printed of a key's details: neither its seed nor its detectors' channels.
+_SECRET_SEED = "Make the run repeatable, including its secrets. Leave it out for real protection."
+# Details of a key that may be printed: not its seed, and not its detectors' channels.
 _TOLD = (
     "layers", "disruptors", "inserted", "anywhere", "saturated", "false_unlock", "half_unlock", "false_lock",
     "channel_cost", "disruption", "residue",
@@ -40,23 +40,33 @@ _TOLD = (
 
 
 def _keyed_options(verb: Any) -> Any:
-    """Options of the kind keyed."""
+    """Options of the keyed lock."""
     options = [
-        click.option("--bits", type=int, metavar="B", help="Of a keyed lock: bits of the key.  [default: 128]"),
-        click.option("--tile", type=int, metavar="N", help="Of a keyed lock: side of a bit's tile, in pixels."),
-        click.option("--patch", type=Size(), help="Of a keyed lock: the patch's size in pixels."),
+        click.option("--bits", type=int, metavar="B", help="Keyed lock only: number of key bits.  [default: 128]"),
+        click.option(
+            "--tile",
+            type=int,
+            metavar="N",
+            help="Keyed lock only: side of one bit's tile in pixels.  [default: by input size]",
+        ),
+        click.option(
+            "--patch",
+            type=Size(),
+            help="Keyed lock only: size of the patch in pixels.  [default: the smallest that holds the bits]",
+        ),
         click.option(
             "--carrier",
             type=click.Choice(["patch", "strip"]),
-            help="Of a keyed lock: a patch in the image's corner, or a strip above it that the network does not see.",
+            help="Keyed lock only: put the bits into a patch in the image's corner, or into a strip above the image"
+            " that the network does not see.  [default: patch]",
         ),
         click.option(
             "--scatter",
             metavar="first|none|NAME,NAME",
-            help="Of a keyed lock: layers whose weights are scattered, those that images come to first, none, or by"
+            help="Keyed lock only: layers whose weights are scattered: the first ones that see the image, none, or by"
             " name.  [default: first]",
         ),
-        click.option("--rounds", type=int, help="Of a keyed lock: rounds of ChaCha, 8, 12 or 20.  [default: 8]"),
+        click.option("--rounds", type=int, help="Keyed lock only: rounds of ChaCha, 8, 12 or 20.  [default: 8]"),
     ]
     for option in reversed(options):
         verb = option(verb)
@@ -66,44 +76,47 @@ def _keyed_options(verb: Any) -> Any:
 def _convolutional_options(verb: Any) -> Any:
     """Options of the kinds internal and squeeze-excite."""
     options = [
-        click.option("--site", metavar="S", help="The layer of the detectors.  [default: a good one]"),
+        click.option("--site", metavar="S", help="Layer that gets the detectors.  [default: a suitable one]"),
         click.option(
-            "--count", type=click.IntRange(min=1), help="Detectors; the patch must excite all of them.  [default: 1]"
+            "--count", type=click.IntRange(min=1), help="Number of detectors; the patch must excite all.  [default: 1]"
         ),
         click.option(
             "--gates",
             metavar="N|usual|all|spread|NAME,NAME",
-            help="Of a keyed lock: layers that get a gate: N of them, the usual, all, one of every two, or by name; of"
-            " others blocks whose gates are turned.  [default: usual; of others as many new ones as it takes, or 1]",
+            help="Keyed lock: layers that get a gate: N of them, the usual, all, every second (spread), or by name."
+            " Other kinds: number N of blocks to change.  [default: usual; internal 0; squeeze-excite 1 or more]",
         ),
         click.option(
             "--blocks",
             type=click.Choice(["any", "existing", "inserted"]),
-            help="Which squeeze-and-excite blocks: the model's own, or new ones.  [default: any]",
+            help="Squeeze-and-excite blocks to use: the model's own, or new ones.  [default: any]",
         ),
         click.option(
             "--gate-form",
             type=click.Choice(["signed", "shifts", "gains", "constant", "random"]),
-            help="A new block when unlocked: gains of either sign and shifts, gains above 0 and shifts, gains, one"
-            " constant, or the paper's.  [default: signed]",
+            help="What a new block applies when unlocked: gains of either sign and shifts, positive gains and shifts,"
+            " gains only, one constant, or the paper's gains.  [default: signed]",
         ),
         click.option(
             "--place",
             type=click.Choice(["any", "corner", "anywhere"]),
-            help="Where the patch opens gates: at the corner alone, or wherever a stride keeps it.  [default: any]",
+            help="Where the patch opens gates: only in the corner, or anywhere on the stride's grid; any prefers"
+            " anywhere if the patch stays small.  [default: any]",
         ),
         click.option(
             "--conduit",
             type=click.Choice(["taps", "ones"]),
-            help="Kernels that carry the signal: one tap, or the paper's all ones.  [default: taps]",
+            help="Kernels that carry the signal: a single tap, or the paper's all ones.  [default: taps]",
         ),
         click.option(
             "--obfuscate/--plain",
             default=None,
-            help="Hide the lock among the layers' weights.  [default: obfuscate]",
+            help="Hide the lock among the layers' own weights.  [default: obfuscate]",
         ),
         click.option(
-            "--strength", type=click.FloatRange(min=0, min_open=True), help="Of the disruption.  [default: enough]"
+            "--strength",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Strength of the disruption.  [default: enough to ruin the model]",
         ),
     ]
     for option in reversed(options):
@@ -131,25 +144,33 @@ class _RenamedOptions(Verb):
     type=click.Choice(["keyed", "internal", "squeeze-excite", "vit", "gan"]),
     default="keyed",
     show_default=True,
-    help="Which lock.",
+    help="Kind of lock: keyed fits nearly every model, the others are the paper's.",
 )
 @_keyed_options
 @_convolutional_options
 @click.option(
-    "--recipe", type=click.Choice(["exact", "paper"]), help="Of a vit lock: ours, or the paper's.  [default: exact]"
+    "--recipe", type=click.Choice(["exact", "paper"]), help="vit lock only: ours, or the paper's.  [default: exact]"
 )
 @click.option(
-    "--noise", type=click.Choice(["uniform", "normal"]), help="Of a gan lock: the noise's law.  [default: uniform]"
+    "--noise",
+    type=click.Choice(["uniform", "normal"]),
+    help="gan lock only: the noise's distribution.  [default: uniform]",
 )
-@click.option("--dimensions", type=click.IntRange(min=1), help="Of a gan lock: more noise inputs.  [default: 20]")
-@click.option("--discriminator", metavar="MODEL", help="Of a gan lock: a model that judges its images.")
-@click.option("--steps", type=click.IntRange(min=2), help="Steps of the search.")
-@click.option("--restarts", type=click.IntRange(min=1), help="Detectors to draw; the clearest is taken.")
+@click.option(
+    "--dimensions", type=click.IntRange(min=1), help="gan lock only: number of noise inputs to add.  [default: 20]"
+)
+@click.option("--discriminator", metavar="MODEL", help="gan lock only: discriminator to judge its images.")
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of the search.  [default: 60; vit 40]")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=1),
+    help="Number of detectors to draw; the clearest is used.  [default: 8; vit 16]",
+)
 @click.option(
     "--trigger",
     type=FILE,
     metavar="FILE",
-    help="Also write the client's trigger and nothing more: the patch as .png, a generator's vector as .safetensors.",
+    help="Also write the client's trigger to this file: the patch as .png, a generator's vector as .safetensors.",
 )
 @code_options
 @weights_option
@@ -171,7 +192,7 @@ def command(
     code: Code,
     **settings: Any,
 ) -> None:
-    """Write a locked copy of MODEL, and the secret key that unlocks it."""
+    """Write a locked copy of MODEL and the secret key that unlocks it."""
     from stainlock.exports.onnx_copy import check_lockable
     from stainlock.locks import lock
     from stainlock.plan import diff
@@ -223,7 +244,7 @@ def command(
     report.remark(f"model: {out}", f"key:   {key_file} (secret: it unlocks the model, and removes the lock)")
     report.remark(*kit_lines(client, kit))
     if trigger:
-        report.remark(f"trigger: {trigger} (for the client: it unlocks the model, and no more)")
+        report.remark(f"trigger: {trigger} (for the client: it unlocks the model and does nothing else)")
 
 
 def _gates(value: str, kind: str) -> Any:

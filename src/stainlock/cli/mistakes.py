@@ -1,4 +1,4 @@
-"""What to do about a wrong command line, where the parser only says what was wrong."""
+"""Advice on a wrong command line, for errors where the parser only says what was wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 
 import click
 
-# What a word without an option is most likely meant for, by verb.
+# For each verb, the option that a stray word was most likely meant for.
 _MEANT = {
     "clients issue": "--client",
     "clients export": "--client",
@@ -21,7 +21,7 @@ _SURPLUS = re.compile(r"Got unexpected extra argument(s?) \((.*)\)", re.S)
 
 
 def advice(error: click.ClickException) -> str:
-    """A clause for the end of the parser's line; empty where that line says it all."""
+    """A clause to append to the parser's message; empty if there is nothing to add."""
     context = getattr(error, "ctx", None)
     if context is None:
         return ""
@@ -32,7 +32,7 @@ def advice(error: click.ClickException) -> str:
     surplus = _SURPLUS.fullmatch(error.message)
     if surplus is None:
         return ""
-    first = surplus[2].split(" ")[0] if surplus[1] else surplus[2]  # of several, which are joined by spaces
+    first = surplus[2].split(" ")[0] if surplus[1] else surplus[2]  # several are joined by spaces
     if verb in _MEANT:
         return f": did you mean {_MEANT[verb]} {shlex.quote(first)}?"
-    return ": every word needs the option that it is for before it"
+    return ": every word needs the option it belongs to before it"

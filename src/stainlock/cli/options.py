@@ -23,11 +23,11 @@ Verb = Callable[..., int | None]
 FILE = click.Path(path_type=Path)
 
 
-_LOADED: list[Target] = []  # the models of this run, whose conventions its summary tells
+_LOADED: list[Target] = []  # models loaded in this run; the summary prints their conventions
 
 
 class Position(click.ParamType[tuple[int, ...]]):
-    """Whole numbers with commas between them."""
+    """Whole numbers separated by commas."""
 
     name = "R,C"
 
@@ -67,7 +67,7 @@ class Shape(click.ParamType[tuple[int, ...]]):
 
 
 class Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers with commas between them."""
+    """Numbers separated by commas."""
 
     name = "N,N,..."
 
@@ -85,17 +85,17 @@ def output_options(verb: Verb) -> Verb:
     """``--json`` and ``--quiet``; the verb is given a `Report` as its first argument."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object on stdout.")
-    @click.option("--quiet", is_flag=True, help="No progress and no remarks.")
+    @click.option("--quiet", is_flag=True, help="Print no progress and no remarks.")
     @functools.wraps(verb)
     def with_report(as_json: bool, quiet: bool, **arguments: Any) -> int | None:
         _LOADED.clear()
         with Report(as_json, quiet) as report:
             try:
                 status = verb(report, **arguments)
-                for target in _LOADED[:1]:  # others take pixels as the first does, or are compared with it
+                for target in _LOADED[:1]:  # others have the first one's conventions, or are compared with it
                     report.remark(*conventions_lines(target))
                 return status
-            except (SystemExit, click.exceptions.Exit) as error:  # of a model's own code: its status is no verdict
+            except (SystemExit, click.exceptions.Exit) as error:  # from the model's own code: not a verdict
                 raise StainlockError(f"the model's code tried to end the program ({type(error).__name__})") from error
 
     return with_report
@@ -105,7 +105,7 @@ _OUTPUT = "stainlock.output"
 
 
 def weights_option(verb: Verb) -> Verb:
-    """``--weights``, and ``--output``, which `load_model` looks up."""
+    """``--weights``, and ``--output``, which `load_model` reads from click's context."""
 
     def remember(context: click.Context, _: click.Parameter, name: str | None) -> None:
         context.meta[_OUTPUT] = name
@@ -115,18 +115,18 @@ def weights_option(verb: Verb) -> Verb:
         metavar="NAME",
         expose_value=False,
         callback=remember,
-        help="Which entry of the model's output is its answer, where that is a dictionary, a dataclass or a tuple:"
-        " logits, 0, heads.class.  [default: logits, out, or the only tensor]",
+        help="Entry of the model's output to use, if that is a dictionary, dataclass or tuple, such as logits, 0 or"
+        " heads.class.  [default: logits, out, or the only tensor]",
     )(verb)
     return click.option(
         "--weights",
         metavar="FILE|pretrained|random",
-        help="Weights of a library's or factory's model: a .safetensors, .pt or .pth file, 'pretrained' (the"
-        " library's own, a download) or 'random'.  [default: pretrained]",
+        help="Weights for a library's or factory's model: a .safetensors, .pt or .pth file, 'pretrained' (the"
+        " library's own, downloaded) or 'random'.  [default: pretrained, or the factory's own]",
     )(verb)
 
 
-def seed_option(meaning: str = "Seed of --weights random.") -> Callable[[Verb], Verb]:
+def seed_option(meaning: str = "Seed for random weights.  [default: 0]") -> Callable[[Verb], Verb]:
     return click.option("--seed", type=click.IntRange(min=0), metavar="N", help=meaning)
 
 
@@ -141,27 +141,28 @@ def protection_options(protected: str) -> Callable[[Verb], Verb]:
             click.option(
                 "--format",
                 type=click.Choice(KIT_FORMATS),
-                help="With --client: the model's form.  [default: torch-export, or safetensors where PyTorch can't"
+                help="With --client: format of the model.  [default: torch-export, or safetensors if PyTorch can't"
                 " export the model]",
             ),
             click.option(
                 "--client",
                 type=FILE,
                 metavar="DIR",
-                help="Also write a folder to ship: the model, its patch, a loader that needs no stainlock, README.txt.",
+                help="Also write a folder to ship: the model, its patch if locked, README.txt, and a loader that does"
+                " not need stainlock.",
             ),
             click.option(
-                "--delta", type=FILE, metavar="FILE", help="Also write the changes alone, for `stainlock apply`."
+                "--delta", type=FILE, metavar="FILE", help="Also write the changes to this file, for `stainlock apply`."
             ),
             click.option(
-                "--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where the secret key goes."
+                "--key", "key_file", type=FILE, required=True, metavar="FILE", help="Where to write the secret key."
             ),
             click.option(
                 "--out",
                 type=FILE,
                 required=True,
                 metavar="DIR",
-                help=f"Where the {protected} model goes, as a bundle; FILE.onnx if MODEL is one.",
+                help=f"Where to write the {protected} model, as a bundle; FILE.onnx if MODEL is an ONNX file.",
             ),
         ):
             verb = option(verb)
@@ -171,14 +172,14 @@ def protection_options(protected: str) -> Callable[[Verb], Verb]:
 
 
 def check_out(model: str, out: Path) -> None:
-    """Refuse, before the work, a folder for an ONNX model, and an ONNX file for another."""
+    """Refuse, before the work starts, a folder for an ONNX model and an ONNX file for any other."""
     from stainlock.storage.onnx_files import is_onnx
 
     if is_onnx(model) and not is_onnx(out):
         raise ValueError(f"{model} is an ONNX file and stays one: expected --out FILE.onnx, got {out}")
     if is_onnx(out) and not is_onnx(model):
         raise ValueError(
-            f"expected a folder as --out for {model}, got {out}: `stainlock export` writes it as ONNX then"
+            f"expected a folder as --out for {model}, got {out}: write a bundle, then `stainlock export` it"
         )
 
 
@@ -204,7 +205,7 @@ def kit_lines(client: Path | None, kit: Kit | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Code:
-    """What may build the models of bundles, besides libraries: code the user names, or else what a bundle names."""
+    """Code that may build a bundle's model: what the user names, or, if trusted, what the bundle names."""
 
     model: str | None = None
     trusted: bool = False
@@ -224,16 +225,18 @@ NO_CODE = Code()
 
 
 def code_options(verb: Verb) -> Verb:
-    """``--model`` and ``--trust-code``; the verb is given both as ``code``."""
+    """``--model``, ``--trust-code`` and the pixel conventions; the verb is given them as ``code``."""
 
-    @click.option("--model", "architecture", metavar="FILE.py:FACTORY", help="What builds the model of a bundle that is"
-                  " made by Python code: bundles' own code is not run unasked.")  # fmt: skip
-    @click.option("--trust-code", is_flag=True, help="Run the code that the bundle names. Its path is printed.")
-    @click.option("--input-size", type=Shape(), help="What MODEL takes: rows and columns, or channels first.  [default:"
-                  " what the library, the bundle or the Target says]")  # fmt: skip
-    @click.option("--mean", type=Numbers(), help="What is subtracted from pixels before they go into MODEL.")
-    @click.option("--std", type=Numbers(), help="What they are divided by then.")
-    @click.option("--bounds", type=Numbers(), help="What pixels lie within.  [default: 0,1]")
+    @click.option("--model", "architecture", metavar="FILE.py:FACTORY", help="Function that builds a bundle's model, if"
+                  " that takes Python code. A bundle's own code is not run unless you ask.")  # fmt: skip
+    @click.option("--trust-code", is_flag=True, help="Run the code that the bundle names, and print its path.")
+    @click.option("--input-size", type=Shape(), help="Input size of MODEL: 224, 224x192 or 3x32x32 (channels first)."
+                  "  [default: from the library, bundle or Target, else guessed]")  # fmt: skip
+    @click.option("--mean", type=Numbers(), help="Subtracted from pixels before MODEL.  [default: as for --input-size]")
+    @click.option("--std", type=Numbers(), help="Pixels are then divided by this.  [default: as for --input-size]")
+    @click.option(
+        "--bounds", type=Numbers(), help="Smallest and largest pixel value.  [default: as for --input-size, or 0,1]"
+    )
     @functools.wraps(verb)
     def with_code(
         architecture: str | None,
@@ -275,7 +278,7 @@ def load_model(reference: str, weights: str | None, seed: int | None = None, cod
 
 
 def tell_conventions(target: Target) -> None:
-    """Have the summary of this run say how the model takes pixels."""
+    """Make this run's summary say how the model takes pixels."""
     _LOADED.append(target)
 
 
@@ -300,14 +303,14 @@ def conventions_lines(target: Target) -> list[str]:
         what = "the size of this model's images" if size_alone else "how this model takes images"
         options = "--input-size" if size_alone else "--input-size, --mean, --std and --bounds"
         lines.append(
-            f"note: nothing tells {what}, so the above is a guess, and where it is wrong a patch or trigger does not"
-            f" work: set {options}, or return a stainlock.Target"
+            f"note: {what} is not known, so the above is a guess. If it is wrong, patches and triggers do not work:"
+            f" set {options}, or return a stainlock.Target"
         )
     return lines
 
 
 def load_models(references: Sequence[str], weights: Sequence[str | None], seed: int | None, code: Code) -> list[Target]:
-    """Several; ``code`` is for those that are bundles."""
+    """Load several models; ``code`` is for those that are bundles."""
     bundles = [Path(reference).is_dir() for reference in references]
     return [
         load_model(reference, own, seed, code if is_bundle or not any(bundles) else Code(pixels=code.pixels))

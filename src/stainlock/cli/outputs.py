@@ -28,18 +28,18 @@ class Outputs:
         self._staging.__exit__(kind)
 
     def place(self, path: Path) -> Path:
-        """Where to write, for now, what is to be at ``path``."""
+        """The temporary path for what will be at ``path``."""
         return self._staging.place(path)
 
     def folder(self, path: Path, *, secret: bool = False) -> Path:
-        """The same for a folder, which is made, with its mode whatever the umask is."""
+        """The same for a folder, which is created, with a mode that does not depend on the umask."""
         folder = self.place(path)
         folder.mkdir()
         folder.chmod(0o700 if secret else 0o755)
         return folder
 
     def model(self, path: Path, target: Target) -> None:
-        """A bundle; of a model that came as ONNX file another such file."""
+        """Write a bundle, or an ONNX file if the model came from one."""
         from stainlock.exports.onnx_copy import write_onnx_copy
         from stainlock.models.bundle import write_bundle
         from stainlock.storage.onnx_files import is_onnx
@@ -50,11 +50,11 @@ class Outputs:
             write_bundle(target, self.folder(path))
 
     def kit(self, path: Path, target: Target, key: Key | None, format: str | None) -> Kit:
-        """A client kit; of a stain's key it needs nothing, and tells nothing."""
+        """Write a client kit. ``key`` is the lock's, None for a stained model: its kit says nothing of the stain."""
         from stainlock.kits.kit import write_kit
 
         return write_kit(target, self.folder(path), key=key, format=format)
 
     def commit(self) -> None:
-        """Put everything into place; whatever goes wrong, take it all back."""
+        """Put everything in place; if anything goes wrong, undo it all."""
         self._staging.commit()

@@ -1,4 +1,4 @@
-"""`stainlock protect`: a whole release from one file of settings."""
+"""`stainlock protect`: a whole release from one settings file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @click.command("protect", cls=Verb)
 @click.argument("config", type=FILE)
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Makes the run, its secrets included, repeatable:"
-              " leave it out for real protection.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Make the run repeatable, including its secrets."
+              " Leave it out for real protection.")  # fmt: skip
 @output_options
 def command(report: Report, config: Path, seed: int | None) -> None:
-    """Stain, lock, certify, commit, client kit and report in one go, as CONFIG, a TOML file, says.
+    """Make a whole release from CONFIG, a TOML file.
 
-    Run it again and it goes on where it was interrupted; what was made stays as it is. Settings or weights that changed
-    since are refused. Paths in the file are relative to it.
+    Stains, locks, certifies and commits, and writes a client kit and a report. After an interrupt, the same command
+    resumes; finished steps are kept. Changed settings or weights are refused. Paths in CONFIG are relative to it.
     """
     from stainlock.releases import protect, read_config
 
@@ -40,4 +40,4 @@ def command(report: Report, config: Path, seed: int | None) -> None:
     steps = [dataclasses.asdict(made) for made in done]
     report.result({"steps": steps, "out": str(settings.out)}, f"protected: {settings.out / 'report.html'}")
     if (settings.out / "client").exists():
-        report.remark(f"ship {settings.out / 'client'}; keep everything else that report.html names")
+        report.remark(f"ship {settings.out / 'client'}; report.html lists what to keep secret")

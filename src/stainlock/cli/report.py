@@ -1,4 +1,4 @@
-"""What a verb prints: its result on stdout, once; remarks and progress on stderr."""
+"""What a verb prints: its result once, on stdout; remarks and progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from stainlock.clients.tracing import Accused
     from stainlock.verification import Verdict
 
-# Marks, isolates and overrides of direction: some of them count as printable.
+# Unicode marks, isolates and overrides of text direction, which are always escaped.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _SMALL = 1e-4  # p-values below it are printed as powers of ten
-_PIPE_WIDTH = 200  # columns where there is no terminal to fit into
+_PIPE_WIDTH = 200  # columns, if the output is not a terminal
 
 
 class Report:
-    """Prints for people, or one JSON object. Inside its ``with``, whatever else prints goes to stderr."""
+    """Prints text, or one JSON object. Inside its ``with``, anything else that is printed goes to stderr."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json, self.quiet = as_json, quiet
@@ -39,7 +39,7 @@ class Report:
         self._stack.close()
 
     def result(self, facts: Mapping[str, Any], *lines: RenderableType) -> None:
-        """The outcome: all facts as JSON, or the lines."""
+        """Print the outcome: all facts as JSON, or the lines."""
         if self.as_json:
             self._stdout.write(json.dumps(_finite(facts), indent=2, allow_nan=False) + "\n")
         else:
@@ -49,7 +49,7 @@ class Report:
         self._stdout.flush()
 
     def remark(self, *lines: RenderableType) -> None:
-        """What helps a person and no script: left out by ``--quiet`` and ``--json``."""
+        """Print hints for people; ``--quiet`` and ``--json`` leave them out."""
         if not (self.quiet or self.as_json):
             console = _console(sys.stderr)
             for line in lines:
@@ -57,7 +57,7 @@ class Report:
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None] | None]:
-        """A bar on a terminal; None, and so no work to show it, in a pipe or with ``--quiet``."""
+        """A progress bar on a terminal; None in a pipe or with ``--quiet``, so that no progress is computed."""
         if self.quiet or not sys.stderr.isatty():
             yield None
             return
@@ -69,20 +69,20 @@ class Report:
 
 
 def chance(found: Verdict | Accused) -> str:
-    """A p-value for people, as "p = 0.02" or "p ≤ 1e-30"."""
+    """A p-value as text, "p = 0.02" or "p ≤ 1e-30"."""
     relation = "=" if found.p_value >= _SMALL else "≤"
     return f"p {relation} {rounded(found.p_value, found.log10_p_value)}"
 
 
 def rounded(p_value: float, log10_p_value: float) -> str:
-    """The number alone; very small ones as a power of ten that is not below it."""
+    """The number alone; very small ones are rounded up to a power of ten."""
     return f"{p_value:.2g}" if p_value >= _SMALL else f"1e{math.ceil(log10_p_value)}"
 
 
 def printable(text: str) -> str:
-    """The text on one line without anything a terminal acts on: files and the names in them come from strangers.
+    """The text on one line without anything a terminal acts on: files and the names in them may come from strangers.
 
-    Control characters, line separators and marks that reorder text are shown as escapes, ``\\x1b`` for one.
+    Control characters, line separators and marks that reorder text are escaped, for example as ``\\x1b``.
     """
     return "".join(c if c == " " or (c.isprintable() and c not in _REORDERING) else _escaped(c) for c in text)
 
@@ -97,10 +97,10 @@ def _console(stream: TextIO) -> Console:
 
     class Plain(Console):
         def render_str(self, text: str, **options: Any) -> Text:
-            return super().render_str(printable(text), **options)  # every line, cell and heading comes by here
+            return super().render_str(printable(text), **options)  # every line, cell and heading passes through here
 
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the program with status 1, which is a verdict
+            raise BrokenPipeError  # rich would exit with status 1, which is a verdict
 
     # Names of models and files are shown as they are: no markup, no emoji.
     width = None if stream.isatty() else _PIPE_WIDTH
@@ -108,7 +108,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("reproduce", cls=Verb)
 @click.argument("figure", required=False)
 @click.option("--list", "listed", is_flag=True, help="List the figures with what they need and cost, and exit.")
-@click.option("--quick", is_flag=True, help="Minutes on two cores, with small models instead of the paper's.")
+@click.option("--quick", is_flag=True, help="Use small models instead of the paper's: minutes on two cores.")
 @click.option("--out", type=FILE, default=Path("reproduction"), show_default=True, metavar="DIR",
               help="Output: a folder for each figure, and report.html. After an interrupt, the same command"
               " resumes.")  # fmt: skip
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--detectors", type=click.IntRange(min=1), metavar="N", help="Detectors in each layer.  [default: as in the paper]"
 )
 @click.option(
-    "--images", type=click.IntRange(min=4), metavar="N", help="At most N images, evenly spaced over the data."
+    "--images", type=click.IntRange(min=4), metavar="N", help="Use at most N images, evenly spaced over the data."
 )
 @click.option("--discriminator", metavar="MODEL", help="For generators: the discriminator whose loss is measured.")
 @click.option(
@@ -45,10 +45,13 @@ if TYPE_CHECKING:
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster instead; 'local' starts one on this machine.")
 @click.option("--zoo", type=FILE, metavar="DIR", help="Folder with zoo.py, which builds the models of --quick."
               "  [default: a checkout's benchmarks/]")  # fmt: skip
-@seed_option("Seed of the detectors, of the sample of images for the bounds, and of --weights random.  [default: 0]")
+@seed_option("Seed for the detectors, the images sampled for the bounds, and random weights.  [default: 0]")
 @output_options
 def command(report: Report, figure: str | None, listed: bool, out: Path, **given: Any) -> None:
-    """Make a FIGURE of the paper, or `all`: plots, the numbers behind them as CSV, and report.html."""
+    """Make a FIGURE of the paper, or `all`.
+
+    Writes plots, the numbers behind them as CSV, and report.html.
+    """
     from stainlock.figures.run import ALL, check_figure
 
     if listed:

@@ -1,4 +1,4 @@
-"""Suspects behind an API: the options of `stainlock verify` for them, and what it does with them."""
+"""Suspects behind an API: how `stainlock verify` asks them, and its options for that."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ SERVICE_OPTIONS = ("answers", "url", "template", "top", "classes", "decoys", "as
 def service_options(verb: Verb) -> Verb:
     """Options whose values `Behind.load` takes."""
     for option in (
-        click.option("--record", type=FILE, metavar="FILE.jsonl", help="With --url: keep every exchange in this new"
-                     " file, for evidence."),
-        click.option("--ask-all", is_flag=True, help="With --url: ask every question, instead of stopping as soon as"
+        click.option("--record", type=FILE, metavar="FILE.jsonl", help="With --url: save every exchange to this new"
+                     " file, as evidence."),
+        click.option("--ask-all", is_flag=True, help="With --url: ask every question instead of stopping once"
                      " the verdict is clear."),
-        click.option("--decoys", type=click.IntRange(min=0), metavar="N", help="With --url: other pictures to send"
-                     " among the triggers. As many as triggers with --data, which they are taken from; else none."),
-        click.option("--classes", metavar="NAMES", help="With --answers: how labels are named, if not by class index:"
-                     " imagenet, cifar10, or a file with a name a line."),
+        click.option("--decoys", type=click.IntRange(min=0), metavar="N", help="With --url: number of decoys to send"
+                     " with the triggers, from --data or synthetic.  [default: as many as triggers if --data is"
+                     " given, else 0]"),
+        click.option("--classes", metavar="NAMES", help="With --answers: names of the classes, if labels are not"
+                     " indices: imagenet, cifar10, or a file with one name per line."),
         click.option("--top", type=click.IntRange(min=1), default=1, show_default=True, metavar="K", help="With --url"
-                     " or --answers: count a class that is among the first K labels. The p-value pays for it."),
-        click.option("--template", type=FILE, metavar="FILE.toml", help="How to talk to --url: the form of the request,"
-                     " and where the answer is."),
-        click.option("--url", metavar="URL", help="Instead of SUSPECT: ask this HTTP service."),
-        click.option("--answers", type=FILE, metavar="FILE", help="Instead of SUSPECT: what came back for the pictures"
+                     " or --answers: count a class among the first K labels as a hit. The p-value accounts for it."),
+        click.option("--template", type=FILE, metavar="FILE.toml", help="With --url: format of the request, and where"
+                     " to find the answer."),
+        click.option("--url", metavar="URL", help="Instead of SUSPECT: HTTP service to query."),
+        click.option("--answers", type=FILE, metavar="FILE", help="Instead of SUSPECT: its answers to the pictures"
                      " of `stainlock probe`, as CSV or JSON."),
     ):  # fmt: skip
         verb = option(verb)
@@ -47,7 +48,7 @@ def service_options(verb: Verb) -> Verb:
 
 @dataclass
 class Behind:
-    """A suspect that answered already, or is to be asked."""
+    """A suspect that has answered already, or is to be asked."""
 
     answers: Path | None
     url: str | None
@@ -64,7 +65,7 @@ class Behind:
         suspect: str | None, answers: Path | None, url: str | None, template: Path | None, top: int,
         classes: str | None, decoys: int | None, ask_all: bool, record: Path | None,
     ) -> Behind | None:  # fmt: skip
-        """None where SUSPECT is a model; an error where options don't fit together."""
+        """None if SUSPECT is a model; an error if options don't fit together."""
         if sum(given is not None for given in (suspect, answers, url)) != 1:
             raise ValueError("expected one of SUSPECT, --answers and --url")
         if (url is None) != (template is None):
@@ -85,7 +86,7 @@ class Behind:
         return str(self.url or self.answers)
 
     def verified(self, key: Key, data: Images | None, report: Report) -> tuple[Verdict, dict[str, Any]]:
-        """The verdict, and what else there is to tell."""
+        """The verdict, and other facts to report."""
         return self._asked(key, data, report) if self.url is not None else self._answered(key)
 
     def _asked(self, key: Key, data: Images | None, report: Report) -> tuple[Verdict, dict[str, Any]]:
@@ -107,7 +108,7 @@ class Behind:
         report.remark(f"{asked.queries} pictures sent in {asked.requests} requests; stopping early saved"
                       f" {asked.queries_saved}")  # fmt: skip
         if asked.decoys_right is not None:
-            report.remark(f"the service knows {asked.decoys_right} of {asked.decoys} decoys by their class")
+            report.remark(f"the service classifies {asked.decoys_right} of {asked.decoys} decoys correctly")
             if not asked.decoys_right:
                 report.remark("none: check the template's classes and the pictures' size (canvas)")
         if self.record is None:

@@ -1,4 +1,4 @@
-"""`stainlock stain`: a stained copy of a model, and the key that proves it."""
+"""`stainlock stain`: write a stained copy of a model, and the key that proves it."""
 
 from __future__ import annotations
 
@@ -40,58 +40,63 @@ _SMALLEST_PICTURE = 8
 @click.command("stain", cls=Verb)
 @click.argument("model")
 @protection_options("stained")
-@click.option("--site", metavar="S", help="The layer to stain.  [default: a good one]")
-@click.option("--additive", is_flag=True, help="Add the detector to a neuron instead of replacing one.")
+@click.option("--site", metavar="S", help="Layer to stain.  [default: a suitable one]")
+@click.option("--additive", is_flag=True, help="Add the detector to a neuron instead of replacing the neuron.")
 @click.option(
     "--schema",
     type=click.Choice(["none", "weight", "activation", "output"]),
     default="none",
     show_default=True,
-    help="Carry a message in the detector's weights or the layer's activations, or classes in the output.",
+    help="What the stain carries: a message in the detector's weights or the layer's activations, or secret classes in"
+    " the output.",
 )
-@click.option("--message", metavar="TEXT", help="The message of the schemas weight and activation.")
+@click.option("--message", metavar="TEXT", help="Message to carry with --schema weight or activation.")
 @click.option(
     "--class",
     "classes",
     type=click.IntRange(min=0),
     multiple=True,
     metavar="C",
-    help="The class the schema output gives its triggers; repeat it for one each.  [default: random, and best so]",
+    help="With --schema output: class for the triggers; repeat for one per trigger.  [default: random, which is best]",
 )
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Detectors.  [default: 1; with --schema output"
-              " as many as a proof by outputs takes]")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Number of detectors.  [default: 1; with"
+              " --schema output enough for a proof]")  # fmt: skip
 @click.option(
     "--channel-choice",
     type=click.Choice(["outgoing", "l1"]),
     default="outgoing",
     show_default=True,
-    help="Give up the channel missed least by the layers after it, or the one of least L1 norm.",
+    help="Channel to replace: the one with the least effect on later layers, or the one of least L1 norm.",
 )
-@click.option("--fold/--no-fold", default=True, show_default=True, help="Put a given-up channel's mean into biases.")
+@click.option("--fold/--no-fold", default=True, show_default=True, help="Move a replaced channel's mean into biases.")
 @click.option(
     "--reduction",
     type=click.Choice(["position", "mean", "maximum"]),
     default="position",
     show_default=True,
-    help="Which of the layer's responses the trigger maximises.",
+    help="What the trigger maximises: the layer's response at one position, its mean or its maximum.",
 )
-@click.option("--position", type=Position(), help="The position to maximise.  [default: the middle]")
+@click.option("--position", type=Position(), help="Position whose response to maximise.  [default: the middle]")
 @click.option(
     "--steps",
     type=click.IntRange(min=2),
-    help="Steps of the trigger search.  [default: 36, fewer where that is enough]",
+    help="Steps of the trigger search.  [default: 36, or fewer if that is enough]",
 )
 @click.option(
-    "--restarts", type=click.IntRange(min=1), default=1, show_default=True, help="Trigger searches to pick from."
+    "--restarts",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of trigger searches; the best is used.",
 )
-@click.option("--robust", is_flag=True, help="Triggers that survive JPEG, resizing and small crops, for suspects behind"
+@click.option("--robust", is_flag=True, help="Make triggers survive JPEG, resizing and small crops, for suspects behind"
               " an API. The search takes longer.")  # fmt: skip
 @click.option(
-    "--trigger", type=FILE, metavar="FILE.png", help="Also write the trigger as an image; numbered if several."
+    "--trigger", type=FILE, metavar="FILE.png", help="Also write the trigger as an image; several are numbered."
 )
 @code_options
 @weights_option
-@seed_option("Makes the run, its secrets included, repeatable: leave it out for real protection.")
+@seed_option("Make the run repeatable, including its secrets. Leave it out for real protection.")
 @output_options
 def command(
     report: Report,
@@ -108,7 +113,7 @@ def command(
     classes: tuple[int, ...],
     **settings: Any,
 ) -> None:
-    """Write a stained copy of MODEL, and the secret key that proves it."""
+    """Write a stained copy of MODEL and the secret key that proves it."""
     from stainlock.html.images import png
     from stainlock.plan import diff
     from stainlock.stains import stain
@@ -157,9 +162,9 @@ def command(
     unasked = key.additive and key.schema == "none" and not settings["additive"]
     report.result(facts, f"stained {facts['site']} (dimension {facts['dimension']}): {changed} parameters changed")
     if proof is not None:
-        report.remark(f"black box: {proof.note}, which is worth {chance(proof)} (`stainlock verify --black-box`)")
+        report.remark(f"black box: {proof.note}, which gives {chance(proof)} (`stainlock verify --black-box`)")
     report.remark(
-        *(["the detector was added to a channel, because no site's activation silences one"] if unasked else []),
+        *(["the stain is additive, because no site's activation silences a channel"] if unasked else []),
         f"the trigger's response is {key.trigger_response:.3g}, {key.trigger_response / key.natural_level:.1f} times"
         " that of plain inputs"
         if key.natural_level > 0
@@ -172,7 +177,7 @@ def command(
 
 
 def _as_stored(base: Target, stained: Target, key: Key) -> tuple[Target, Key]:
-    """The stain as an ONNX file with 8-bit weights will have it, in the file's own steps, and the key of that."""
+    """The stain rounded as an ONNX file with 8-bit weights will store it, and the key for that."""
     from stainlock.errors import TriggerError
     from stainlock.exports.onnx_eight_bits import in_steps_of_the_file
     from stainlock.plan import diff
@@ -184,24 +189,24 @@ def _as_stored(base: Target, stained: Target, key: Key) -> tuple[Target, Key]:
     if digest == key.protected_digest:
         return stained, key
     if not verify(found.model.state_dict(), key, method="weights").stained:
-        raise TriggerError("rounded to the file's own 8 bits the stain would not be found: use another --site, or stain"
-                           " the model in floats and quantise it afterwards")  # fmt: skip
+        raise TriggerError("the stain would not be found after rounding to the file's 8 bits: use another --site, or"
+                           " stain the model in floats and quantise it afterwards")  # fmt: skip
     return found, replace(key, protected_digest=digest, revert=diff(found, base))
 
 
 def _check_count(target: Target, count: int) -> None:
-    """Refuse, before the work, what can't be proven even if every trigger hits."""
+    """Refuse, before the work starts, a count that proves nothing even if every trigger hits."""
     from stainlock.stains.proof import LEVEL, triggers_needed, worth
 
     if count < (needed := triggers_needed(target)):
         raise ValueError(
-            f"{count} triggers are worth p = 1e{worth(target, count):.1f} when all of them hit, which is no proof at"
+            f"{count} triggers give p = 1e{worth(target, count):.1f} if all of them hit, which is no proof at"
             f" {LEVEL:g}: expected --count {needed} or more, or none"
         )
 
 
 def _proof(stained: Target, key: Key) -> Verdict:
-    """What the stained model's own answers are worth: a stain that proves nothing is not written."""
+    """What the stained model's own answers prove; a stain that proves nothing is not written."""
     from stainlock.errors import TriggerError
     from stainlock.verification import verify_output
 
@@ -218,7 +223,7 @@ def _after_changes(survivors: dict[str, int], count: int) -> list[str]:
     if not survivors:
         return []
     found = ", ".join(f"{hits} {change}" for change, hits in survivors.items())
-    return [f"of {count} triggers hit: {found}"]
+    return [f"triggers that hit, of {count}: {found}"]
 
 
 def _classes(classes: tuple[int, ...]) -> int | tuple[int, ...] | None:
@@ -244,7 +249,7 @@ def _check_picture(target: Target) -> None:
 
 
 def _facts(stained: Target, key: Key, changed: int) -> dict[str, Any]:
-    """What may be printed of a key: neither its seed nor its detector's channel."""
+    """Facts of a key that may be printed: not its seed, and not its detector's channel."""
     layer: Any = stained.model.get_submodule(key.site)
     first = key.detectors[0]
     return {

@@ -1,4 +1,4 @@
-"""`stainlock unlock`: images with the trigger patch in place, or noise vectors with the trigger behind them."""
+"""`stainlock unlock`: put the trigger patch into images, or append the trigger to noise vectors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 
 @click.command("unlock", cls=Verb)
 @click.argument("inputs", nargs=-1, type=FILE)
-@click.option("--key", "key_file", type=FILE, metavar="FILE", help="The lock's key, which the owner has.")
-@click.option("--patch", "patch_file", type=FILE, metavar="FILE.png", help="Instead of --key: the patch, which the"
-              " client has; a generator's vector is a .safetensors file.")  # fmt: skip
-@click.option("--out", type=FILE, metavar="DIR", help="Where the images or noise go.")
-@click.option("--check", is_flag=True, help="Instead of --out: does each INPUT, prepared before, still open the model?"
+@click.option("--key", "key_file", type=FILE, metavar="FILE", help="The lock's key, which the owner keeps.")
+@click.option("--patch", "patch_file", type=FILE, metavar="FILE.png", help="Instead of --key: the client's patch, or a"
+              " generator's vector as a .safetensors file.")  # fmt: skip
+@click.option(
+    "--out", type=FILE, metavar="DIR", help="Folder for the images or noise vectors, or for the model of --model."
+)
+@click.option("--check", is_flag=True, help="Instead of --out: check that each prepared INPUT still opens the model."
               " Exit status 1 if one does not.")  # fmt: skip
-@click.option("--input-size", type=Size(), help="With --patch: the model's input size, if the file does not tell it.")
-@click.option("--model", metavar="DIR", help="Instead of INPUT: a locked model, to be opened for good.")
-@click.option("--code", metavar="FILE.py:FACTORY", help="With --model: what builds a model made by Python code.")
-@click.option("--trust-code", is_flag=True, help="With --model: run the code that the bundle names.")
+@click.option("--input-size", type=Size(), help="With --patch: the model's input size, if the file lacks it.")
+@click.option("--model", metavar="DIR", help="Instead of INPUT: locked model to open for good.")
+@click.option("--code", metavar="FILE.py:FACTORY", help="With --model: builds the model, if that takes Python code.")
+@click.option(
+    "--trust-code", is_flag=True, help="With --model: run the code that the bundle names, and print its path."
+)
 @output_options
 def command(
     report: Report,
@@ -42,15 +46,14 @@ def command(
     code: str | None,
     trust_code: bool,
 ) -> int | None:
-    """Write each INPUT image at the model's input size, with the trigger patch in place.
+    """Write each INPUT image with the trigger patch in place.
 
-    The owner's key and the client's patch do the same. For an object detector that is the size to which it would resize
-    the image, so that it leaves the patch as it is. For a generator's lock INPUT is a safetensors file of noise
-    vectors, which get the trigger appended. With --model DIR the model as it was before it was locked is written
-    instead, bit for bit; only the key can do that.
+    Images are written at the model's input size; for an object detector, at the size to which it would resize the
+    image, so that it leaves the patch alone. The owner's key and the client's patch give the same result. For a
+    generator's lock INPUT is a safetensors file of noise vectors, and the trigger is appended to each.
 
-    With --check nothing is written: the bits of a keyed lock's patch are read back from images that were prepared
-    before, and compared with the key's.
+    With --model DIR the model is written as it was before the lock, bit for bit; only the key can do that. With --check
+    nothing is written: the bits of a keyed lock's patch are read back from prepared images and compared with the key's.
     """
     if (model is None) == (not inputs):
         raise ValueError("expected either INPUT files, or --model DIR to open for good")
@@ -61,7 +64,7 @@ def command(
             raise ValueError("expected INPUT files and the owner's --key with --check, and neither --out nor --model")
         return _check(report, inputs, key_file)
     if out is None:
-        raise ValueError("expected --out DIR for what is written, or --check to read patches back")
+        raise ValueError("expected --out DIR to write to, or --check to read patches back")
     if model is not None:
         if key_file is None:
             raise ValueError("a patch does not open a model for good: expected the owner's --key with --model")
@@ -158,9 +161,7 @@ def _unlock_images(
     outputs.commit()
     report.result({"written": written}, *written)
     if size is None:
-        report.remark(
-            "the patch does not tell the model's input size, so images stayed at theirs: --input-size sets it"
-        )
+        report.remark("the patch file lacks the model's input size, so images kept their own: --input-size sets it")
 
 
 def _open(report: Report, model: str, code: Code, key_file: Path, out: Path) -> None:

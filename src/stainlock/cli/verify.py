@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = {
     "weights": "a row of weights along the key's secret direction",
-    "response": "a channel that answers as the key's secret direction would",
+    "response": "a channel that responds as the key's secret direction would",
     "output": "the class that the key names for each trigger",
 }
 _MEANING = {
-    "weights": "no model made without the key has weights this near its secret direction by more than that chance",
-    "response": "no model made without the key answers this much like its secret direction by more than that chance",
+    "weights": "a model made without the key has weights this close to its secret direction with at most that chance",
+    "response": "a model made without the key responds this much like its secret direction with at most that chance",
     "output": "a model made without the key gives the triggers these classes with at most that chance",
 }
-# Bare weights don't say whether there is one.
+# Bare weights don't show whether there is a lock.
 _MAYBE_LOCKED = (
     "if it was made from a model with a keyed lock, which hides a stain, give that lock's key as --lock-key FILE"
 )
@@ -56,25 +56,29 @@ _MAYBE_COMPUTED = "weights that the file computes are looked at by --method resp
 
 @click.command("verify", cls=Verb)
 @click.argument("suspect", required=False)
-@click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key."
-              " With several --key each is looked for, and p-values pay for their number.")  # fmt: skip
-@click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="The key of a keyed lock that SUSPECT still"
-              " has: its gates are undone first, or with --black-box its patch is in every picture.")  # fmt: skip
-@click.option("--base", metavar="MODEL", help="Your own model, stained or as it was before: finds stains whose layer is"
-              " given other inputs, permuted or rewritten ones.")  # fmt: skip
-@click.option("--data", type=FILE, metavar="DIR", help="Natural images, to set their responses beside the trigger's.")
-@click.option("--black-box", is_flag=True, help="Look at outputs only; the key needs --schema output.")
-@click.option("--normalised", is_flag=True, help="With --black-box: SUSPECT takes (pixels − mean)/std, as an exported"
-              " network does, and not pixels.")  # fmt: skip
+@click.option("--key", "key_files", type=FILE, required=True, multiple=True, metavar="FILE", help="The owner's key;"
+              " repeat to look for several. P-values are corrected for their number.")  # fmt: skip
+@click.option("--lock-key", "lock_file", type=FILE, metavar="FILE", help="Key of a keyed lock that SUSPECT still has."
+              " Its gates are undone first; with --black-box its patch is put into every picture.")  # fmt: skip
+@click.option("--base", metavar="MODEL", help="Your own model, stained or original: also finds stains in layers whose"
+              " inputs were permuted or rewritten.")  # fmt: skip
+@click.option("--data", type=FILE, metavar="DIR", help="Natural images, to compare their responses with the trigger's.")
+@click.option("--black-box", is_flag=True, help="Use outputs only; needs a key made with `stain --schema output`.")
+@click.option("--normalised", is_flag=True, help="With --black-box: SUSPECT takes (pixels − mean)/std, as exported"
+              " networks do, instead of pixels.")  # fmt: skip
 @click.option(
     "--method",
     type=click.Choice(["auto", "weights", "response", "output"]),
     default="auto",
     show_default=True,
-    help="What to look at; auto takes the weights, then responses.",
+    help="What to examine; auto tries the weights, then the responses.",
 )
 @click.option(
-    "--report", "page", type=FILE, metavar="FILE.html", help="Also write the evidence as a page to hand over."
+    "--report",
+    "page",
+    type=FILE,
+    metavar="FILE.html",
+    help="Also write the evidence as a page to hand over; it shows the triggers.",
 )
 @service_options
 @commitment_options
@@ -100,10 +104,11 @@ def command(
 ) -> int:
     """Is SUSPECT stained with this key?
 
-    A suspect behind an API is asked by --url and --template, or by --answers for the pictures of `stainlock probe`.
-    SUSPECT is a MODEL or a file whose weights can be read: .safetensors, .pt, .pth (TorchScript too), .pt2, .onnx. Of
-    FILE.onnx, 8-bit ones too, weights are looked at, with --black-box outputs. Of a bundle the weights are looked at
-    first, without building its model; its code is never run unasked.
+    SUSPECT is a MODEL or a file whose weights can be read: .safetensors, .pt, .pth (also TorchScript), .pt2, .onnx
+    (also 8-bit). An ONNX file is examined by its weights, or with --black-box by its outputs. A bundle's weights are
+    examined first, without building its model; its code is not run unless you ask.
+
+    A suspect behind an API is asked with --url and --template, or by --answers to the pictures of `stainlock probe`.
     """
     from stainlock.evaluation import Images
     from stainlock.key import Key
@@ -183,7 +188,7 @@ def command(
     report.result(facts, *lines)
     report.remark(*_remarks(verdict))
     if page:
-        report.remark(f"evidence: {page} (it shows the triggers: secret)")
+        report.remark(f"evidence: {page} (secret: it shows the triggers)")
     return 0 if verdict.stained and (checked is None or checked.holds) else 1
 
 
@@ -195,14 +200,14 @@ def _facts(verdict: Verdict) -> dict[str, Any]:
 
 
 def _report_each(report: Report, files: Sequence[Path], verdicts: Sequence[Verdict], *, also_responses: bool) -> int:
-    """One line a key; the fields of the clearest verdict, and all of them as ``results``."""
+    """One line per key; JSON has the fields of the clearest verdict, and all verdicts as ``results``."""
     best = min(verdicts, key=lambda verdict: verdict.log10_p_value)
     results = [{"key": str(file), **_facts(own)} for file, own in zip(files, verdicts, strict=True)]
     lines = [f"{file}: {_sentence(own, also_responses)}" for file, own in zip(files, verdicts, strict=True)]
     if best.assumes:
         lines.append(f"assumes that {best.assumes}")
     report.result({**_facts(best), "results": results}, *lines)
-    report.remark(f"p-values are {len(files)} times what each key alone would have: so many keys were tried")
+    report.remark(f"p-values are multiplied by {len(files)}, the number of keys that were tried")
     return 0 if best.stained else 1
 
 
@@ -217,7 +222,7 @@ def _refuse_model_options(
 
 @dataclass
 class _Found:
-    """A suspect: a model, or a bundle's weights and, for when they show nothing, how to come by its model."""
+    """A suspect: a model, or a bundle's weights and how to build its model if they show nothing."""
 
     loaded: Suspect
     bundle: Bundle | None = None
@@ -225,7 +230,7 @@ class _Found:
     built: Target | None = None
     problem: str = ""
     hint: str = ""  # what else may explain a negative verdict
-    lock_key: Key | None = None  # of something that can only be asked
+    lock_key: Key | None = None  # for a suspect that can only be asked
 
     @property
     def build(self) -> Callable[[], Target | None] | None:
@@ -241,7 +246,7 @@ class _Found:
         except StainlockError as error:
             if self.code.given:
                 raise
-            self.problem = str(error)  # a suspect whose manifest makes no sense has weights all the same
+            self.problem = str(error)  # a suspect whose manifest makes no sense still has weights
         return self.built
 
     @property
@@ -253,8 +258,8 @@ class _Found:
     def without_lock(self, key: Key, sites: Sequence[str]) -> _Found:
         """The weights as they were before this keyed lock, whether or not the suspect still has the gates.
 
-        Where names were lost, whatever could be one of the stained ``sites`` is put in that one's order. What can only
-        be asked is given the lock's patch in every image.
+        If names were lost, every tensor that could be one of the stained ``sites`` is put in that site's order. A
+        suspect that can only be asked gets the lock's patch in every image.
         """
         from stainlock.target import Target
         from stainlock.verification.opening import opened_suspect
@@ -265,7 +270,7 @@ class _Found:
         return dataclasses.replace(self, lock_key=key)
 
     def annotated(self, verdict: Verdict, method: str) -> Verdict:
-        """The verdict with a note of what was hidden, or not looked at."""
+        """The verdict with a note on what was hidden or not examined."""
         from stainlock.verification.verdict import noted
 
         if verdict.stained:
@@ -282,7 +287,7 @@ class _Found:
 
 
 def _taking_pixels_as(key: Key, suspect: Target) -> Target:
-    """An ONNX file does not say how it takes pixels: as the key's model does, if its inputs have that size."""
+    """Assume the key's pixel conventions for an ONNX file, which has none, if its inputs have the same size."""
     said = key.conventions
     if tuple(said["input_shape"]) != suspect.input_shape:
         return suspect
@@ -290,7 +295,7 @@ def _taking_pixels_as(key: Key, suspect: Target) -> Target:
 
 
 def _lock_hint(insertions: Sequence[Insertion]) -> str:
-    """That a keyed lock is among what was put into the suspect, if one is."""
+    """A hint that the suspect has a keyed lock, if one is among its insertions."""
     from stainlock.gating.structure import KIND
     from stainlock.verification.verdict import LOCKED
 
@@ -353,7 +358,7 @@ def _sentence(verdict: Verdict, also_responses: bool) -> str:
         return f"stained: {found} was found{where} ({chance(verdict)}, by {verdict.method})"
     if also_responses:
         found = f"neither {_LOOKED_AT['weights']} nor {_LOOKED_AT['response']}"
-        return f"not stained: {found} was found ({chance(verdict)}, the better of both)"
+        return f"not stained: {found} was found ({chance(verdict)}, the smaller of both p-values)"
     return f"not stained: {found} was looked for and not found ({chance(verdict)}, by {verdict.method})"
 
 
@@ -364,7 +369,7 @@ def _remarks(verdict: Verdict) -> list[str]:
     if verdict.message is not None:
         lines.append(f"message: {verdict.message}")
     if verdict.largest_natural is not None:
-        lines.append(f"largest response to natural images: {verdict.largest_natural:.3f} of the trigger's")
+        lines.append(f"largest response to natural images: {verdict.largest_natural:.3f} times the trigger's")
     if verdict.note:
         lines.append(f"note: {verdict.note}")
     return lines

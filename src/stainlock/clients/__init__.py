@@ -1,7 +1,7 @@
 """Clients: who has which copy of a model, and who leaked one.
 
-`secrets` derives everything from one master secret, `database` and `records` keep names and dates, `log` chains what
-was done. `copies` makes a client's copy, `issuing` writes copies to the disk, `tracing` finds the leaker of a suspect,
-`evidence` and `page` put the answer into the hands of others, and `checking` computes it again. `registry` is the door
-to all of it, `ledger` the part of it that needs no model.
+`secrets` derives everything from one master secret, `database` and `records` store names and dates, and `log` is the
+hash-chained audit log. `copies` makes a client's copy, `issuing` writes copies to disk, and `tracing` finds whose copy
+a suspect is. `evidence` and `page` present the answer to others, and `checking` recomputes it. `registry` is the entry
+point to all of it, `ledger` the part that needs no model.
 """

@@ -1,4 +1,4 @@
-"""Where a registered base model is loaded from, and whether what was loaded is the registered one."""
+"""Where a registered base model is loaded from, and the check that the loaded model is the registered one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stainlock.models.references import load_reference
 from stainlock.storage.files import is_model
 from stainlock.target import Target
 
-_WORDS = ("pretrained", "random")  # weights that are no file
+_WORDS = ("pretrained", "random")  # values of `weights` that are not paths
 
 Source = dict[str, Any]
 
 
 def source_of(reference: str, **options: Any) -> Source:
-    """A reference and `load_reference`'s options as JSON, with paths that hold from any folder."""
+    """A reference and `load_reference`'s options as JSON, with paths made absolute."""
     kept = {name: value for name, value in options.items() if value not in (None, False)}
     weights = kept.get("weights")
     if weights is not None and str(weights) not in _WORDS:
@@ -42,13 +42,13 @@ def load_base(source: Source) -> Target:
 
 
 def registered_base(model: Model) -> Target:
-    """The model from where it was when it was registered."""
+    """The model, loaded from where it was when it was registered."""
     if model.source is None:
-        raise FileError(f"the registry does not know where {model.label} is: give it, with --base in the command line")
+        raise FileError(f"the registry does not know where {model.label} is: pass it, with --base on the command line")
     try:
         base = load_base(model.source)
     except StainlockError as error:
-        raise FileError(f"can't load {model.label} from where it was ({error}): give --base") from error
+        raise FileError(f"can't load {model.label} from its registered location ({error}): pass --base") from error
     return checked_base(base, model)
 
 
@@ -61,12 +61,12 @@ def checked_base(base: Target, model: Model) -> Target:
 def _another(model: Model) -> FileError:
     return FileError(
         f"this is not the base model that was registered as {model.label}: their digests differ (registered"
-        f" {model.digest[:12]}…); register it with `clients init`, or give the right one"
+        f" {model.digest[:12]}…); register it with `clients init`, or pass the right one"
     )
 
 
 def bases_to_compare(models: Sequence[Model], given: Sequence[Target], *, blind: bool) -> list[Base]:
-    """These registered models from where they were; or those of them that are given, alone; ``blind``: without any."""
+    """The bases to trace against: all of ``models``, or only those in ``given``. ``blind`` loads no weights."""
     targets: list[tuple[Model, Target | None]] = [(model, None) for model in models]
     if given:
         targets = [(_registered_as(target, models), target) for target in given]
@@ -84,8 +84,8 @@ def _registered_as(target: Target, models: Sequence[Model]) -> Model:
         listed = ", ".join(f"{model.label} ({model.digest[:12]}…)" for model in models)
         name = target.reference or type(target.model).__name__
         raise FileError(
-            f"{name} is none of the base models that are registered: expected the weights of {listed}, got others;"
-            " register it with `clients init`, or give the right one"
+            f"{name} is none of the registered base models: expected the weights of {listed}, got others;"
+            " register it with `clients init`, or pass the right one"
         )
     if not found:
         raise _another(models[0])

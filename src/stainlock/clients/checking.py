@@ -1,4 +1,4 @@
-"""Checking evidence: its numbers computed again from the suspect, the base models and the disclosed secrets alone."""
+"""Checking evidence: its numbers recomputed from the suspect, the base models and the disclosed secrets alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stainlock.fingerprints.tracing import log10_p_value
 from stainlock.storage.files import is_model
 from stainlock.target import Target
 
-_SAME = 1e-6  # how far scores may be apart, relatively: sums in another order
+_SAME = 1e-6  # largest relative difference of scores: sums may be taken in another order
 
 Line = tuple[str, bool]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What computing a trace again gave: a line for each thing that was compared, and whether it held."""
+    """The result of recomputing a trace: one line per check, and whether all of them hold."""
 
     holds: bool
     lines: tuple[str, ...]
@@ -32,7 +32,7 @@ class Checked:
 
 
 def check_evidence(evidence: Evidence, suspect: Any, *bases: Target) -> Checked:
-    """Everything in the evidence that follows from the suspect, its base models and the disclosed secrets, anew."""
+    """Recompute everything in the evidence that follows from the suspect, its base models and the disclosed secrets."""
     known = {base.digest: base.with_target(_given(base, bases)) for base in evidence.bases}
     found = read_suspect(suspect)
     checks = [(f"the suspect is the file with digest {evidence.suspect_digest[:12]}…",
@@ -52,7 +52,7 @@ def check_evidence(evidence: Evidence, suspect: Any, *bases: Target) -> Checked:
 
 
 def _given(base: KnownBase, given: Sequence[Target]) -> Target | None:
-    """The base model among those given; None where it was read without."""
+    """The base model among those given; None if the trace was made without it."""
     if base.shapes is not None:
         return None
     for target in given:
@@ -60,14 +60,14 @@ def _given(base: KnownBase, given: Sequence[Target]) -> Target | None:
             return target
     raise FileError(
         f"the evidence is about copies of {base.model}, which was not given: expected a base model with digest"
-        f" {base.digest[:12]}…, with --base in the command line"
+        f" {base.digest[:12]}…, with --base on the command line"
     )
 
 
 def _scores_again(
     evidence: Evidence, accused: list[Disclosed], base: KnownBase, known: Base, others: Sequence[Base], found: Suspect
 ) -> tuple[list[Line], list[dict[str, Any]]]:
-    """Of those who are accused by one base model."""
+    """Recompute the scores of the clients whose accused copies were made from one base model."""
     assert base.layout_secret is not None
     reading, _ = read_base(found, known, bytes.fromhex(base.layout_secret), others)
     secrets = [bytes.fromhex(one.secret) for one in accused]
@@ -82,7 +82,7 @@ def _scores_again(
                         "log10_p_value": log10})  # fmt: skip
         same = abs(z - one.z) <= _SAME * abs(one.z) and place in scores
         which = f" of {one.model}" if len(evidence.bases) > 1 else ""
-        checks.append((f"{one.client}, epoch {one.epoch}{which}: score {one.z:.2f}, computed again {z:.2f}", same))
+        checks.append((f"{one.client}, epoch {one.epoch}{which}: score {one.z:.2f}, recomputed {z:.2f}", same))
         checks += _receipt_checks(one, base)
     return checks, clients
 
@@ -96,7 +96,7 @@ def _receipt_checks(one: Disclosed, base: KnownBase) -> list[Line]:
         digest = disclosed_digest(bytes.fromhex(one.secret))
         whose = (entry["client"], entry["epoch"], entry["model_digest"])
         fits = entry["secrets"][FINGERPRINT] == digest and whose == (one.client, one.epoch, base.digest)
-        return [(f"its receipt {receipt.chain[:12]}… of {entry['time']} is whole", receipt.holds),
+        return [(f"its receipt {receipt.chain[:12]}… of {entry['time']} is intact", receipt.holds),
                 ("and names this client, this epoch, this model and the digest of this secret", fits)]  # fmt: skip
     except (TypeError, KeyError, ValueError):
         return [("its receipt is readable", False)]

@@ -1,9 +1,9 @@
-"""A client's copy: the base model with a fingerprint, and if wanted a stain and a lock of the client's own.
+"""A client's copy: the base model with a fingerprint, and optionally a stain and a lock of the client's own.
 
     copy = lock(stain(fingerprint(base)))
 
-Everything random in it comes from the copy's secrets, so that the same client and epoch give the same copy again. The
-fingerprint comes first: a stain then overwrites a few of its weights, and a keyed lock only reorders them.
+Everything random in it comes from the copy's secrets, so the same client and epoch always give the same copy. The
+fingerprint comes first: the stain then overwrites a few of the marked weights, and a keyed lock only reorders them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stainlock.unlocking.noise import trigger_bytes
 
 @dataclass(frozen=True)
 class Protection:
-    """What a copy has besides its fingerprint: a stain, and a lock of some kind."""
+    """What a copy has besides its fingerprint: whether it is stained, and the kind of its lock, if any."""
 
     stain: bool = False
     lock: str | None = None
@@ -35,7 +35,7 @@ class Protection:
 
 @dataclass(frozen=True)
 class Copy:
-    """A client's model, and the owner's keys to what is in it."""
+    """A client's model, and the owner's keys to its stain and lock."""
 
     target: Target
     stain_key: Key | None = None
@@ -43,12 +43,12 @@ class Copy:
 
     @property
     def salt(self) -> str | None:
-        """What a keyed lock's file says openly, and no other copy's says."""
+        """The keyed lock's salt: public in the file, and different in every copy."""
         return structure.name if (structure := Structure.of(self.target)) is not None else None
 
     @property
     def patch(self) -> tuple[str, bytes] | None:
-        """What opens the lock, for the client: how the file's name ends, and its content."""
+        """The file with which the client opens the lock: its suffix and content."""
         if self.lock_key is None:
             return None
         if self.lock_key.carrier == "entries":

@@ -1,4 +1,4 @@
-"""The registry's file: SQLite in WAL mode, with a version of its own and migrations from every older one."""
+"""The registry's file: SQLite in WAL mode, with a schema version and migrations from every older one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from stainlock.errors import FileError
 
-APPLICATION = 0x53744C43  # "StLC": what tells a registry from any other SQLite file
+APPLICATION = 0x53744C43  # "StLC": distinguishes a registry from any other SQLite file
 _PATIENCE = 5.0  # seconds to wait for another program's transaction
 
-# Each entry leads from the version of its index to the next: append, never change one that was released.
+# Entry i migrates from version i to i + 1. Append new ones; never change one that was released.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -59,13 +59,13 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    """Open a registry, brought to this program's version; one of a later version, or another file, is refused."""
+    """Open a registry and migrate it to this program's version. Later versions and other files are refused."""
     if path.is_dir():
         raise FileError(f"{path} is a folder: expected a registry of clients, which is one file")
     if not create and not path.is_file():
-        raise FileError(f"{path} is not there: `stainlock clients init MODEL --registry {path}` makes a registry")
+        raise FileError(f"{path} does not exist: `stainlock clients init MODEL --registry {path}` creates it")
     with explained(path):
-        if create and not path.exists():  # names of clients are nobody else's business, nor are those of its WAL
+        if create and not path.exists():  # clients' names are confidential; the WAL gets the same mode
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
@@ -73,7 +73,7 @@ def connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
             connection.row_factory = sqlite3.Row
             _check(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")  # what was reported as issued is on the disk
+            connection.execute("PRAGMA synchronous = FULL")  # a copy reported as issued must be on disk
             connection.execute("PRAGMA foreign_keys = ON")
             _migrate(connection)
         except BaseException:
@@ -98,7 +98,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """All steps in one transaction: after a crash the registry has its old version, or the new one."""
+    """Run all steps in one transaction: after a crash the registry has either the old version or the new one."""
     if _number(connection, "user_version") == len(MIGRATIONS):
         return
     with transaction(connection):
@@ -120,7 +120,7 @@ def _statements(script: str) -> Iterator[str]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything inside, or nothing; other programs wait meanwhile."""
+    """Commit everything inside, or nothing. Other writers wait meanwhile."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -132,7 +132,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """SQLite's errors in one line that says what to do."""
+    """Turn errors of SQLite and the file system into a one-line `FileError`."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -143,11 +143,11 @@ def explained(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         raise FileError(f"{path} is not a registry of clients, or is damaged ({_on_one_line(error)})") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FileError(f"{path} is damaged: what it holds can't be read ({error})") from error
+        raise FileError(f"{path} is damaged: its content can't be read ({error})") from error
     except OSError as error:
         raise FileError(f"can't write {path} ({error.strerror or error})") from error
 
 
 def _on_one_line(error: sqlite3.Error) -> str:
-    """SQLite quotes statements of the file, which may have many lines."""
+    """SQLite's messages quote statements from the file, which may have many lines."""
     return " ".join(str(error).split())

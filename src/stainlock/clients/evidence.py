@@ -1,8 +1,8 @@
-"""Evidence: the numbers of a trace with the secrets of the accused alone, as a file.
+"""Evidence: a file with the numbers of a trace and the secrets of the accused, but of nobody else.
 
-Whoever has this file, the suspect and the base models needs neither the registry nor the master secret
-(`stainlock.clients.checking`). The secrets of all other clients stay secret; their number is the owner's word, and the
-p-value grows in proportion to it.
+With this file, the suspect and the base models, anyone can check the trace without the registry or the master secret
+(`stainlock.clients.checking`). All other clients' secrets stay secret. Their number is the owner's unverified
+statement, and the p-value is proportional to it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stainlock.target import Target
 FORMAT, VERSION = "stainlock-evidence", 2
 _WHAT = "trace's evidence file"
 _MOST_CHIPS = 2**22
-_OF_THE_BASE = ("model", "chips", "amplitude", "layout_secret", "compared", "carrying")  # in version 1, of the only one
+_OF_THE_BASE = ("model", "chips", "amplitude", "layout_secret", "compared", "carrying")  # top level in version 1
 
 
 @dataclass(frozen=True)
 class Disclosed:
-    """One of the accused, with the secret of the copy, and the receipt of when it was issued, if it was."""
+    """One of the accused, with the secret of the copy and, if the copy was issued, its receipt."""
 
     client: str
     epoch: int
@@ -45,10 +45,11 @@ class Disclosed:
 
 @dataclass(frozen=True)
 class KnownBase:
-    """A base model that a check needs: one that copies of the accused were made from, or one mixed in with those.
+    """A base model that a check needs: the accused's copies were made from it, or it is mixed in with them.
 
-    ``layout_secret`` is there where it names someone. ``mixed_in`` are the digests of others whose share was taken out
-    of the suspect first. ``shapes`` are those of the weights that carry, where it was read without the model.
+    ``layout_secret`` is set if the trace named a copy of this base. ``mixed_in`` lists the digests of the other bases
+    whose share was first removed from the suspect. ``shapes`` has the shapes of the tensors that carry the
+    fingerprint, if the suspect was read without the base.
     """
 
     model: str
@@ -67,7 +68,7 @@ class KnownBase:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A trace with what it takes to repeat it."""
+    """A trace with everything needed to repeat it."""
 
     suspect: str
     suspect_digest: str
@@ -83,7 +84,7 @@ class Evidence:
     version: int = VERSION
 
     def save(self, path: Path) -> None:
-        """Write it for whoever checks: it holds secrets, so it is readable by its owner alone."""
+        """Write the file. It holds secrets, so only its owner can read it (mode 0600)."""
         first = {"format": self.format, "version": self.version}
         write_file(path, (json.dumps(first | asdict(self), indent=2) + "\n").encode(), secret=True)
 
@@ -107,7 +108,7 @@ class Evidence:
 
 
 def _of_version_1(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Version 1 had one base model, and everyone accused by it."""
+    """Convert version 1, which had one base model for all of the accused."""
     base = {name: facts[name] for name in _OF_THE_BASE} | {"digest": facts["model_digest"]}
     accused = [{**one, "model": facts["model"]} for one in facts["accused"]]
     kept = {name: value for name, value in facts.items() if name not in (*_OF_THE_BASE, "model_digest")}
@@ -120,7 +121,7 @@ def _base(facts: Mapping[str, Any]) -> KnownBase:
         for name, shape in shapes.items():
             check_text(name, "a parameter's name")
             check_wholes(shape, "shape", 1)
-        expect(len(shapes) > 0, "the shape of a parameter at least", "none")
+        expect(len(shapes) > 0, "the shape of at least one parameter", "none")
         shapes = {name: tuple(shape) for name, shape in shapes.items()}
     mixed_in = facts.get("mixed_in", ())
     expect(isinstance(mixed_in, list | tuple), "a list as mixed_in", mixed_in)
@@ -128,7 +129,7 @@ def _base(facts: Mapping[str, Any]) -> KnownBase:
 
 
 def _check(facts: Mapping[str, Any], bases: tuple[KnownBase, ...], accused: tuple[Disclosed, ...]) -> None:
-    """The types and ranges of everything that a check uses; whether it is true is for the check."""
+    """Check the types and ranges of everything that `check_evidence` uses; whether it is true is checked there."""
     for name in ("suspect", "suspect_digest", "made", "stainlock"):
         check_text(facts[name], name)
     for base in bases:
@@ -140,7 +141,7 @@ def _check(facts: Mapping[str, Any], bases: tuple[KnownBase, ...], accused: tupl
         check_text(one.client, "client")
         check_text(one.model, "an accused client's model")
         expect(one.model in labels and labels[one.model].layout_secret is not None,
-               "each of the accused by a base model with its layout_secret", one.model)  # fmt: skip
+               "for each of the accused a base model with its layout_secret", one.model)  # fmt: skip
         _check_secret(one.secret)
         expect(isinstance(one.receipt, dict | None), "an object as receipt", one.receipt)
         check_whole(one.epoch, "epoch", 1)

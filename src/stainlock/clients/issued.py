@@ -1,4 +1,4 @@
-"""What the registry knows of the copies that were issued, as rows."""
+"""The registry's rows about issued copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COPIES = (
 
 @dataclass(frozen=True)
 class IssuedCopy:
-    """A copy that was issued; ``entry`` is its place in the log, ``salt`` a keyed lock's."""
+    """A copy that was issued. ``entry`` is its number in the log, ``salt`` that of its keyed lock."""
 
     client: str
     model: str
@@ -49,7 +49,7 @@ def copies_of(connection: sqlite3.Connection, owner: Client) -> list[IssuedCopy]
 
 
 def copies_with(connection: sqlite3.Connection, *, digest: str = "", salt: str = "") -> list[IssuedCopy]:
-    """Copies with these very weights, or with this salt in their lock."""
+    """Copies with exactly these weights, or with this salt in their lock."""
     column, value = ("salt", salt) if salt else ("digest", digest)
     return list(_issued(connection, f" WHERE copies.{column} = ?", (value,)))
 
@@ -67,9 +67,9 @@ def record_copy(
     copy: dict[str, Any],
     secrets: dict[str, str],
 ) -> log.Receipt:
-    """A copy as issued, with its receipt; ``copy`` has digest, stain, lock, salt and the digests of its files."""
+    """Record a copy as issued, in the log too. ``copy`` has digest, stain, lock, salt and the digests of its files."""
     with transaction(connection):
-        active_client(connection, owner.name)  # it may have been revoked while the copy was made
+        active_client(connection, owner.name)  # they may have been revoked while the copy was made
         facts = {"client": owner.name, "epoch": epoch, "model": of.name, "model_version": of.version,
                  "model_digest": of.digest, **copy, "secrets": secrets}  # fmt: skip
         receipt = log.append(connection, "issued", facts)

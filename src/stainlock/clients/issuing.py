@@ -1,12 +1,12 @@
-"""Issuing: copies onto the disk and into the registry, one by one or by the thousand, none of them by halves.
+"""Issuing: write copies to disk and record them in the registry, one or thousands, each completely or not at all.
 
     1   a worker makes the copy and writes it, whole and synced, to a folder beside its place:  .NAME.issuing
     2   this process records it in the registry, with its receipt, in one transaction
     3   and renames it into place, the bundle or delta last
 
-Killed before 2, nothing was issued, and the folder is removed by the next run. Killed between 2 and 3, the copy counts
-as issued, and the next run writes the same bytes again. Workers are given the secrets of single copies, never the
-master secret.
+If the process is killed before 2, nothing was issued, and the next run removes the folder. If it is killed between 2
+and 3, the copy counts as issued, and the next run writes the same bytes again. Workers receive the secrets of single
+copies, never the master secret.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BUNDLE, _DELTA = "bundle", "delta"
 
 @dataclass(frozen=True)
 class Issuing:
-    """The work of a sweep: each unit is one copy. ``base`` is sent along only where it can't be loaded anew."""
+    """The work of a sweep: one unit per copy. ``base`` is None if workers load the model from ``source`` themselves."""
 
     orders: Sequence[Order]
     secrets: Sequence[CopySecrets]
@@ -62,18 +62,18 @@ class Issuing:
         assert self.source is not None
         base = load_base(self.source)
         if not is_model(base.model, self.model):
-            raise FileError("the worker's base model is another than the registered one: their digests differ")
+            raise FileError("the worker's base model is not the registered one: their digests differ")
         return base
 
     def run(self, state: Target, unit: Unit) -> list[dict[str, Any]]:
-        """Line 1."""
+        """Step 1."""
         order, secrets = self.orders[unit.facts["number"]], self.secrets[unit.facts["number"]]
         copy = make_copy(state, self.layout, secrets, order.protection)
         return [write_copy(order, copy, state)]
 
 
 def write_copy(order: Order, copy: Copy, base: Target) -> dict[str, Any]:
-    """A copy's files in its staging folder, and what the registry keeps of it."""
+    """Write a copy's files to its staging folder. Returns what the registry records about it."""
     folder = order.staging
     with writing(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +103,7 @@ def write_copy(order: Order, copy: Copy, base: Target) -> dict[str, Any]:
 
 
 def publish(order: Order, receipt: log.Receipt) -> dict[str, str]:
-    """Line 3: the files' final places. What lies there of an interrupted run has the same bytes."""
+    """Step 3: move the files into place. Any left there by an interrupted run have the same bytes."""
     folder, placed = order.staging, {}
     write_file(folder / RECEIPT, receipt.to_json().encode())
     names = [RECEIPT, "patch.png", "patch.safetensors", _DELTA, _BUNDLE]
@@ -131,7 +131,7 @@ def issue_orders(
     ray: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Every order, each recorded (line 2) and put into place as it comes. ``path`` is the registry's."""
+    """Carry out all orders; each copy is recorded (step 2) and put into place as it arrives. ``path``: the registry."""
     secrets = [secret.for_copy(model.digest, order.client, order.epoch) for order in orders]
     done: dict[str, dict[str, Any]] = {}
 
@@ -150,7 +150,7 @@ def issue_orders(
             order.check()
         at_hand = registered_base(model) if base is None else checked_base(base, model)
         layout = layout_of(model, at_hand, secret)
-        # One worker uses the base at hand; others load it anew where they can.
+        # A single worker uses the base in memory; several load it themselves, unless the caller passed one.
         loads_anew = base is None and (workers > 1 or ray is not None)
         issuing = Issuing(orders, secrets, layout, model.digest, model.source, None if loads_anew else at_hand)
         try:
@@ -175,16 +175,16 @@ def _record(
         disclosed = {FINGERPRINT: disclosed_digest(secrets.fingerprint)}
         return issued.record_copy(connection, owner, model, order.epoch, facts, disclosed)
     if before.digest != facts["digest"]:
-        raise FileError(f"the copy for {order.client} has other bytes here than when it was issued on {before.issued}:"
-                        " make it on the machine where it was made, or rotate")  # fmt: skip
+        raise FileError(f"the copy for {order.client} does not have the same bytes as when it was issued on"
+                        f" {before.issued}: write it again on the machine that made it, or rotate")  # fmt: skip
     return log.receipt(connection, before.entry)
 
 
 @contextmanager
 def alone(registry: Path) -> Iterator[None]:
-    """One run at a time issues from a registry: two would write the same copies."""
-    place = registry.with_name(f".{registry.name}{STAGING}")  # it stays: removing it would let two runs in
+    """Let only one run at a time issue from a registry: two would write the same copies."""
+    place = registry.with_name(f".{registry.name}{STAGING}")  # never removed: otherwise two runs could get in
     with writing(place), place.open("ab") as file:
         place.chmod(0o600)
-        claim(file, f"{registry} is in use: another run is issuing copies from it; wait for it, and run this again")
+        claim(file, f"{registry} is in use: another run is issuing copies from it; wait for it and run this again")
         yield

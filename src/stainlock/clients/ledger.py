@@ -1,4 +1,4 @@
-"""Ledger: the part of a registry that is names, dates and the log. It loads neither torch nor models."""
+"""Ledger: the part of a registry that deals with names, dates and the log. It loads neither torch nor models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stainlock.storage.durable import refuse_existing
 
 
 class Ledger(Opened):
-    """Who there is, and what they were given. `Registry` adds what is done with models."""
+    """Clients and the copies they were issued. `Registry` adds the operations that need a model."""
 
     def add(self, *names: str) -> int:
         """Add clients, all or none of them.
@@ -67,7 +67,7 @@ class Ledger(Opened):
             return records.count(connection)
 
     def rotate(self, *names: str) -> Sequence[Client]:
-        """A new epoch for these clients: the next copy and patch are new; old copies are still traced to them.
+        """Begin a new epoch for these clients: their next copy and patch are new. Old copies are still traced to them.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -79,7 +79,7 @@ class Ledger(Opened):
             return records.rotate(connection, names)
 
     def revoke(self, *names: str) -> Sequence[Client]:
-        """No more copies for these clients; those they have are still traced to them.
+        """Issue no more copies to these clients. Those they have are still traced to them.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -93,7 +93,7 @@ class Ledger(Opened):
             return records.revoke(connection, names)
 
     def export(self, path: str | Path) -> int:
-        """Clients and copies as a CSV file, nothing secret in it: how many lines it has.
+        """Write clients and copies to a CSV file without secrets. Returns the number of lines below the header.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -117,7 +117,7 @@ class Ledger(Opened):
         return lines
 
     def list(self, *, limit: int | None = None, after: str = "") -> Iterator[Client]:
-        """Clients in the order of their names, those behind ``after``.
+        """Clients sorted by name, starting after the name ``after``.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")

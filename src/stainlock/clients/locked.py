@@ -1,7 +1,7 @@
-"""Suspects with a keyed lock: whose lock it is by its public salt, and the order that the weights had before it.
+"""Suspects with a keyed lock: whose lock it is, from its public salt, and the order of the weights before locking.
 
-A salt alone names nobody, as anyone can copy it into another file. So the lock is undone only where that brings the
-weights closer to the lock's base model; weights that never were in this lock's order are read as they are.
+A salt alone names nobody, as anyone can copy it into another file. So the lock is undone only if that brings the
+weights closer to the lock's base model; weights that were never in this lock's order are read as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stainlock.clients.suspects import Suspect
 from stainlock.locks.keyed.lock import salt_of
 from stainlock.randomness import Randomness
 
-_CLOSER = 0.1  # of what is missing to the base model, by cosine: more than another order gives by chance
+_CLOSER = 0.1  # share of 1 − cosine to the base that undoing the lock must remove; by chance it is less
 
 Copies = Callable[[], Iterable[tuple[str, int]]]
 
 
 @dataclass(frozen=True)
 class Locked:
-    """The copy whose lock a suspect says it has; ``model`` is the digest of the base."""
+    """The copy whose lock a suspect claims to have; ``model`` is the digest of its base."""
 
     client: str
     epoch: int
@@ -43,7 +43,7 @@ def lock_of(
     copies: Copies,
     salts: Callable[[str], Locked | None] | None,
 ) -> Locked | None:
-    """Whose keyed lock the suspect has: by the registry's list of salts, or else by deriving every client's."""
+    """Whose keyed lock the suspect has: from the registry's list of salts, or else by deriving every client's salt."""
     structure = suspect.lock
     if structure is None:
         return None
@@ -58,9 +58,9 @@ def lock_of(
 
 
 def undone(suspect: Suspect, seed: int, base: Base | None) -> Suspect | None:
-    """The suspect without the lock of this seed, or None where its weights are not in that lock's order."""
+    """The suspect without the lock of this seed, or None if its weights are not in that lock's order."""
     opened = suspect.opened(seed)
-    if base is None or base.target is None:  # there is nothing to tell by
+    if base is None or base.target is None:  # nothing to compare with
         return opened
     state = base.target.model.state_dict()
     before, after = (_alike(one.weights, state) for one in (suspect, opened))
@@ -68,7 +68,7 @@ def undone(suspect: Suspect, seed: int, base: Base | None) -> Suspect | None:
 
 
 def _alike(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> float:
-    """The cosine between two models, over the matrices and kernels that both have."""
+    """The cosine similarity of two models, over the matrices and kernels that both have."""
     product = theirs_squared = ours_squared = 0.0
     for name, own in ours.items():
         other = theirs.get(name)

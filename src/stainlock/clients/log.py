@@ -1,11 +1,10 @@
-"""The audit log: what was done to the registry, each entry chained to the one before.
+"""The audit log: what was done to the registry, each entry chained to the previous one.
 
     chain_0 = 32 random bytes
     chain_n = SHA-256(chain_(n−1) ‖ entry_n)              the entry as JSON: names sorted, no spaces, ASCII
 
-Whoever has an earlier chain_n, signed and dated, sees whether an entry up to n was changed since. The random start
-keeps chain_n from telling anything: nobody can guess names and try them. A receipt is one entry with the links around
-it.
+A signed and dated chain_n shows whether any entry up to n was changed since. Because of the random start, chain_n
+reveals nothing: nobody can test guessed names against it. A receipt is one entry with the links before and after it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Receipt:
 
     @staticmethod
     def load(path: str | Path) -> Receipt:
-        """Read a receipt; one that was altered gets one clear line."""
+        """Read a receipt; `FileError` if it was altered."""
         facts = read_record(path, "receipt", FORMAT, VERSION, ("format", "version", "entry", "previous", "chain"))
         receipt = Receipt(facts["entry"], facts["previous"], facts["chain"])
         try:
@@ -55,7 +54,7 @@ class Receipt:
         except (TypeError, ValueError):
             holds = False
         if not holds:
-            raise FileError(f"{path} was altered after it was written: its entry does not lead to its chain")
+            raise FileError(f"{path} was altered after it was written: its entry does not hash to its chain")
         return receipt
 
 
@@ -68,7 +67,7 @@ def begin(connection: sqlite3.Connection) -> None:
 
 
 def append(connection: sqlite3.Connection, event: str, facts: Mapping[str, Any]) -> Receipt:
-    """One more entry, within the caller's transaction."""
+    """Add an entry, within the caller's transaction."""
     number, previous = head(connection)
     entry = {"number": number + 1, "time": now(), "event": event, "stainlock": __version__, **facts}
     text = canonical(entry).decode()
@@ -78,13 +77,13 @@ def append(connection: sqlite3.Connection, event: str, facts: Mapping[str, Any])
 
 
 def head(connection: sqlite3.Connection) -> tuple[int, str]:
-    """How many entries there are, and the last link."""
+    """The number of entries, and the last link."""
     last = connection.execute("SELECT number, chain FROM log ORDER BY number DESC LIMIT 1").fetchone()
     return (int(last[0]), str(last[1])) if last is not None else (0, _start(connection))
 
 
 def receipt(connection: sqlite3.Connection, number: int) -> Receipt:
-    """The receipt of an entry, as it was when the entry was made."""
+    """The receipt of an entry, the same as when the entry was made."""
     text, chain = connection.execute("SELECT entry, chain FROM log WHERE number = ?", (number,)).fetchone()
     return Receipt(parse_json(text), link_at(connection, number - 1), str(chain))
 
@@ -94,12 +93,12 @@ def link_at(connection: sqlite3.Connection, number: int) -> str:
         return _start(connection)
     found = connection.execute("SELECT chain FROM log WHERE number = ?", (number,)).fetchone()
     if found is None:
-        raise FileError(f"the registry's log has no entry {number}: it is another registry's, or was cut short")
+        raise FileError(f"the registry's log has no entry {number}: it belongs to another registry, or was truncated")
     return str(found[0])
 
 
 def entries(connection: sqlite3.Connection) -> Iterator[Receipt]:
-    """The whole log, link by link; an entry that does not follow from the one before it is an error."""
+    """The whole log, link by link; `FileError` if an entry does not follow from the one before it."""
     previous = _start(connection)
     for expected, (number, text, chain) in enumerate(connection.execute("SELECT * FROM log ORDER BY number"), 1):
         if number != expected or not isinstance(text, str) or _link(previous, text) != chain:
@@ -107,7 +106,7 @@ def entries(connection: sqlite3.Connection) -> Iterator[Receipt]:
         try:
             entry = parse_json(text)
         except ValueError as error:
-            raise FileError(f"the registry's log was altered: entry {number} is no JSON") from error
+            raise FileError(f"the registry's log was altered: entry {number} is not JSON") from error
         yield Receipt(entry, previous, chain)
         previous = chain
 
@@ -115,7 +114,7 @@ def entries(connection: sqlite3.Connection) -> Iterator[Receipt]:
 def _start(connection: sqlite3.Connection) -> str:
     found = connection.execute("SELECT value FROM facts WHERE name = ?", (_START,)).fetchone()
     if found is None or not re.fullmatch("[0-9a-f]{64}", str(found[0])):
-        raise FileError("the registry's log was altered: it has no beginning")
+        raise FileError("the registry's log was altered: its random start is missing or malformed")
     return str(found[0])
 
 

@@ -1,4 +1,4 @@
-"""A registry's file and its master secret: opened together, checked against each other; and the log that grows."""
+"""Opening a registry's file and master secret, checking that they belong together, and checking the audit log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECK = "secret check"
 
 
 class Opened:
-    """What `Registry` is built on. Neither file is touched before it is needed."""
+    """The base class of `Registry`. Neither file is touched before it is needed."""
 
     def __init__(self, path: str | Path, *, secret: str | Path | None = None, passphrase: Passphrase = None) -> None:
         self.path = Path(path)
@@ -36,7 +36,7 @@ class Opened:
         self.close()
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed.
+        """Close the file; it is reopened when needed.
 
         >>> with sl.Registry("clients.db") as registry:  # closes it at the end
         ...     _ = registry.init(target, name="mine")
@@ -63,11 +63,11 @@ class Opened:
         with explained(self.path):
             begun = self._connection.execute("SELECT count(*) FROM facts").fetchone()[0] > 0
         if not create and not begun:
-            raise FileError(f"{self.path} is an empty registry: `stainlock clients init MODEL` begins one")
+            raise FileError(f"{self.path} is an empty registry: `stainlock clients init MODEL` initialises it")
 
     @property
     def secret(self) -> MasterSecret:
-        """The master secret, which must be this registry's: a wrong one is told before anything is written.
+        """The master secret. A secret that is not this registry's is refused before anything is written.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -79,9 +79,9 @@ class Opened:
         return self._secret
 
     def check(self, backup: str | Path | None = None, *, passphrase: Passphrase = None) -> MasterSecret:
-        """The master secret in a file, by default the registry's own, if it fits this registry; else an error.
+        """The master secret in a file, by default the registry's own; `FileError` if it is not this registry's.
 
-        This is how a backup is tested: it needs the backup and the registry, and not the file that is in use.
+        Use it to test a backup: it needs the backup and the registry, but not the secret file in use.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -91,19 +91,19 @@ class Opened:
         True
         """
         path = Path(backup) if backup is not None else self.secret_path
-        with self._open() as connection:  # first of all: without a registry there is nothing that a secret could fit
+        with self._open() as connection:  # first: a missing registry must be reported before a missing secret
             if not path.exists():
-                raise FileError(f"{path} is not there: expected the master secret of {self.path}, or a backup of"
-                                " it (--secret FILE in the command line)")  # fmt: skip
+                raise FileError(f"{path} does not exist: expected the master secret of {self.path}, or a backup of"
+                                " it (--secret FILE on the command line)")  # fmt: skip
             secret = MasterSecret.load(path, passphrase or self.passphrase)
             kept = connection.execute("SELECT value FROM facts WHERE name = ?", (_CHECK,)).fetchone()[0]
         if not hmac.compare_digest(str(kept), secret.check):
-            raise FileError(f"{path} holds another master secret than this registry's: nothing was written; find the"
-                            f" one that was made with {self.path}")  # fmt: skip
+            raise FileError(f"{path} holds another master secret, not this registry's: nothing was written; find the"
+                            f" one that was created with {self.path}")  # fmt: skip
         return secret
 
     def _begin(self) -> None:
-        """A new registry. A secret that is there already is kept: it may be that of a registry that was lost."""
+        """Create a registry. An existing secret file is kept: it may belong to a registry that was lost."""
         if not self.secret_path.exists():
             MasterSecret.new().save(self.secret_path, self.passphrase)
         secret = MasterSecret.load(self.secret_path, self.passphrase)
@@ -114,9 +114,9 @@ class Opened:
                 log.append(connection, "begun", {"secret_check": secret.check})
 
     def check_log(self, commitment: str | Path | None = None) -> tuple[int, str]:
-        """How many entries the audit log has, and its last link, if every entry follows from the one before it.
+        """The audit log's length and last link; `FileError` if an entry does not follow from the one before it.
 
-        ``commitment`` is a signed one, made by `commit_log`: the log must still contain what was signed.
+        ``commitment`` is a file made by `commit_log`: the log must still contain what was signed.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -132,7 +132,7 @@ class Opened:
             return log.head(connection)
 
     def commit_log(self, signer: Signer, *, statement: str = "") -> LogCommitment:
-        """Sign the audit log as it is now: no entry up to here can be changed unnoticed.
+        """Sign the audit log as it is now: no entry so far can then be changed unnoticed.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")

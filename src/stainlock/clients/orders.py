@@ -1,4 +1,4 @@
-"""Orders: which copies are to be written where, and which of them are there already."""
+"""Orders: which copies to write where, and which of them exist already."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STAGING, RECEIPT = ".issuing", "receipt.json"
 
 @dataclass(frozen=True)
 class Order:
-    """One copy to write: a bundle to ``out``, the changes alone to ``delta``, or both. ``digest`` is what an earlier
-    issue of it gave."""
+    """One copy to write: a bundle to ``out``, only the changes to ``delta``, or both. ``digest`` is that of the copy
+    if it was issued before."""
 
     client: str
     epoch: int
@@ -31,7 +31,7 @@ class Order:
 
     @property
     def place(self) -> Path:
-        """What the other files are named after."""
+        """The path from which the other files get their names."""
         place = self.out or self.delta
         assert place is not None
         return place.absolute()
@@ -41,7 +41,7 @@ class Order:
         return self.place.parent / f".{self.place.name}{STAGING}"
 
     def beside(self, suffix: str) -> Path:
-        """The place of the receipt, or of the patch."""
+        """The path of the receipt or the patch, next to the copy."""
         place = self.out or self.delta
         assert place is not None
         return place.with_name(f"{place.name}{suffix}")
@@ -51,7 +51,7 @@ class Order:
         return all(path is None or path.exists() for path in (self.out, self.delta))
 
     def check(self) -> None:
-        """A clear line before the work; of a copy that was issued before, files of its own may lie there."""
+        """Refuse to overwrite files, before any work. The receipt and patch of a copy issued before may exist."""
         for path in (self.out, self.delta):
             if path is not None and (self.digest is None or path.exists()):
                 refuse_existing(path)
@@ -70,9 +70,9 @@ def single_order(
     *,
     again: bool,
 ) -> Order:
-    """One client's copy, which must not have been issued before unless it is asked for again."""
+    """The order for one client's copy, which must not have been issued before unless ``again`` is set."""
     if out is None and delta is None:
-        raise ValueError("expected a place for the copy: out, delta or both")
+        raise ValueError("expected a path for the copy: out, delta or both")
     owner = records.active_client(connection, client)
     before = issued.issued_copy(connection, owner, model, owner.epoch)
     if before is not None and not again:
@@ -84,10 +84,10 @@ def single_order(
 
 
 def _refuse_other_protection(order: Order, asked: Protection) -> None:
-    """A copy that was issued has the same bytes for ever: a stain or lock that it lacks can't be added to it."""
+    """An issued copy never changes: a stain or lock that it lacks can't be added to it."""
     if asked != Protection() and asked != order.protection:
         raise FileError(f"{order.client}'s copy of epoch {order.epoch} was issued with {order.protection}, not with"
-                        f" {asked}: leave that out to write the same bytes, or `clients rotate` first")  # fmt: skip
+                        f" {asked}: omit that to write the same bytes, or `clients rotate` first")  # fmt: skip
 
 
 def orders_for(
@@ -99,7 +99,7 @@ def orders_for(
     *,
     deltas: bool,
 ) -> tuple[list[Order], int]:
-    """Copies for these clients, or for everyone who is not revoked; those that are there are only counted."""
+    """Orders for these clients, or for everyone not revoked, and the number of copies that exist already."""
     if clients is None:
         owners = [owner for owner in records.clients(connection) if owner.revoked is None]
     else:

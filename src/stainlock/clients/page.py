@@ -1,4 +1,4 @@
-"""The report of a trace: one page that a lawyer can read, with everything needed to check it."""
+"""The report of a trace: one page that a lawyer can read, and that says how to check it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Receipts = Mapping[Accused, Receipt]
 
 
 def trace_page(trace: Trace, receipts: Receipts, evidence: Evidence | None, evidence_file: Path | None) -> str:
-    """The whole page. It holds no secret: those of the accused are in the evidence beside it."""
+    """The whole page. It contains no secrets: those of the accused are in the evidence file."""
     models = " and ".join(c.model for c in trace.compared)
     introduction = (
         f"Report of {_date(now())}, made by stainlock {__version__}: was this file made from a client’s copy?"
     )
     sections = [
         Section("The question", (paragraph(
-            f"A file, “{trace.suspect}”, was found. Each client has a copy of {models} of their own, which carries a"
-            " different, secret pattern of tiny changes in its numbers, a fingerprint. Where a client’s copy was"
-            " replaced by another, the copies are counted as epochs 1, 2 and so on. Was the file made from one of these"
+            f"A file, “{trace.suspect}”, was found. Each client has their own copy of {models}, which carries a"
+            " different, secret pattern of tiny changes in its numbers, a fingerprint. If a client’s copy was replaced"
+            " by a new one, the copies are numbered as epochs 1, 2 and so on. Was the file made from one of these"
             " copies, and from whose?"),)),
         Section("The answer", _answer(trace, receipts)),
         Section("How sure is this?", _chances(trace)),
-        Section("What this takes for granted", _assumptions(trace)),
+        Section("What this assumes", _assumptions(trace)),
         Section("All clients’ scores", _plot(trace)),
         Section("What was compared", _compared(trace)),
         Section("Digests and dates", _digests(trace, receipts, evidence)),
@@ -60,7 +60,7 @@ def _answer(trace: Trace, receipts: Receipts) -> tuple[str, ...]:
     listed = table(["client", "epoch", "model", "copy issued", "score", "chance for an innocent"], rows, numeric=(1, 4))
     blocks = [paragraph(words, kind="yes"), listed]
     if any(one.z < 0 for one in trace.clients):
-        below = "A score below zero means that the client’s copy was subtracted from others, which takes having it."
+        below = "A score below zero means that the client’s copy was subtracted from others, which requires having it."
         blocks.append(paragraph(below))
     if trace.identical is not None:
         client, epoch = trace.identical
@@ -75,12 +75,12 @@ def _issued(receipt: Receipt | None) -> str:
 
 
 def _date(time: str) -> str:
-    """The log's way to write it, as people do."""
+    """A time from the log in a readable form."""
     return time.replace("T", " ").replace("Z", " UTC")
 
 
 def _chance(one: Accused) -> str:
-    """As HTML, rounded up."""
+    """The p-value as HTML; a power of ten is rounded up."""
     exponent = int(-one.log10_p_value)
     return f"at most 1 in 10<sup>{exponent}</sup>" if exponent > 6 else f"at most {one.p_value * 1.05:.1g}"
 
@@ -104,7 +104,7 @@ def _chances(trace: Trace) -> tuple[str, ...]:
             f"In formulas: each fingerprint is {trace.chips} random signs; the file’s differences from the original are"
             " summed onto these to give y; the score is z = y·signs / ‖y‖. For signs independent of y, Hoeffding’s"
             " inequality gives P(|z| > t) ≤ 2·exp(−t²/2) without exception. The chance that anyone is named wrongly is"
-            " at most that, times twice the number of fingerprints compared; a client is named where z is beyond"
+            " at most that, times twice the number of fingerprints compared; a client is named if z is beyond"
             f" ±{trace.threshold:.2f}."
         ),
     )
@@ -115,20 +115,20 @@ def _assumptions(trace: Trace) -> tuple[str, ...]:
         "The secret from which all fingerprints are derived was drawn at random before the file existed, and not chosen"
         " to fit it. A signed and dated commitment to the registry’s log, which holds a digest of each secret,"
         " shows that.",
-        "The client’s copy was in the client’s hands alone. The owner made it, and could have kept it: this"
+        "Nobody but the client had the client’s copy. The owner made it, and could have kept it: this"
         " report shows which copy the file comes from, not who passed it on.",
-        f"The number of fingerprints compared, {trace.tested:,}, is the owner’s word. If it were ten times as many, the"
-        " chances above would be ten times as large.",
-        "SHA-256, HMAC and ChaCha20 do what they are believed to do.",
+        f"The number of fingerprints compared, {trace.tested:,}, is the owner’s statement. If it were ten times as"
+        " many, the chances above would be ten times as large.",
+        "SHA-256, HMAC and ChaCha20 are as secure as they are believed to be.",
     ]
     if any(c.blind for c in trace.compared):
-        items.append("The original model was not at hand: the file was read without it, which finds less, and can’t err"
-                     " more.")  # fmt: skip
+        items.append("The original model was not available: the file was read without it. This finds less, but does"
+                     " not make a wrong accusation more likely.")  # fmt: skip
     return (bullets(items),)
 
 
 def _plot(trace: Trace) -> tuple[str, ...]:
-    """One picture for each model that names someone; if none does, for the one with the highest score."""
+    """One picture per model with a named copy; if there is none, one for the model with the highest score."""
     if not any(c.weights for c in trace.compared):
         return (paragraph("None of the file’s numbers could be compared, so there are no scores."),)
     naming = {one.model for one in trace.clients}
@@ -159,12 +159,12 @@ def _compared(trace: Trace) -> tuple[str, ...]:
     if mixed:
         parts = " and ".join(c.model for c in trace.compared if c.model in mixed | naming)
         blocks.append(paragraph(f"The file is a mixture of {parts}. Before it was compared with one of them, the share"
-                                " of the others was computed and taken out."))  # fmt: skip
+                                " of the others was computed and removed."))  # fmt: skip
     if (lock := trace.lock) is not None:
         locked = (
             f"The file is locked. Its lock’s public number is that of the copy for {lock.client}, epoch {lock.epoch};"
-            " the lock was undone with the owner’s secret before comparing. That number can be copied, and names"
-            " nobody."
+            " the lock was undone with the owner’s secret before comparing. That number can be copied, so it"
+            " names nobody."
         )
         blocks.append(paragraph(locked))
     missing = [f"{name}: {why}" for c in trace.compared for name, why in c.missing.items()]
@@ -206,13 +206,13 @@ def _how_to_check(evidence: Evidence | None, evidence_file: Path | None) -> tupl
     ]
     return (
         paragraph(
-            f"Beside this page lies {evidence_file.name}. It holds the numbers above and the secrets of the named"
-            f" clients’ copies, and of nobody else’s. With it, {needed} anyone can compute the scores again, with this"
+            f"Next to this page is {evidence_file.name}. It contains the numbers above and the secrets of the named"
+            f" clients’ copies, and of nobody else’s. With it, {needed}, anyone can recompute the scores, with this"
             " program:"
         ),
         commands([f"stainlock clients trace FILE --check {evidence_file.name}{''.join(given)}"]),
         paragraph(
-            "or with one’s own: docs/key_format.md of stainlock specifies every step. The evidence file lets its reader"
+            "or with their own: docs/key_format.md of stainlock specifies every step. The evidence file lets its reader"
             " find the named clients’ fingerprints, so hand it to the court’s expert, not to the public."
         ),
     )

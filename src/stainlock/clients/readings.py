@@ -1,4 +1,4 @@
-"""Readings: a suspect laid beside the base models that its copies may have been made from."""
+"""Readings: a suspect compared with the base models whose copies it may have been made from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stainlock.target import Target
 
 @dataclass(frozen=True)
 class Base:
-    """A base model to compare with; without a target it is read blindly, which is weaker."""
+    """A base model to compare with. Without a target the suspect is read blindly, which is weaker."""
 
     label: str
     digest: str
@@ -33,7 +33,7 @@ class Base:
 def read_base(
     suspect: Suspect, base: Base, layout_secret: bytes, others: Sequence[Base] = ()
 ) -> tuple[Reading, tuple[str, ...]]:
-    """What the suspect holds of copies of one base, and the digests of ``others`` whose share in it was taken out."""
+    """The suspect read against one base, and the digests of ``others`` whose share in it was removed first."""
     layout = base.layout(layout_secret)
     if base.target is None:
         return read(dict(suspect.weights), None, layout), ()
@@ -48,7 +48,7 @@ def read_base(
 
 
 def _reason(name: str, why: str, suspect: Suspect, ours: Mapping[str, Tensor]) -> str:
-    """Of a tensor that the suspect has under its name, why it could not be laid beside the base's."""
+    """Why a tensor could not be compared, in more detail if the suspect has one of the same name."""
     theirs = suspect.weights.get(name)
     if why != "not there" or theirs is None:
         return why

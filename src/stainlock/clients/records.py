@@ -1,4 +1,4 @@
-"""What the registry knows of models and clients, as rows."""
+"""The registry's rows about models and clients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stainlock.errors import FileError
 from stainlock.storage.records import parse_json
 from stainlock.storage.values import shown
 
-_MOST_EPOCHS = 100_000  # of a client: one a day for centuries
+_MOST_EPOCHS = 100_000  # per client: one a day would last for centuries
 
 
 @dataclass(frozen=True)
 class Model:
-    """A registered base model. ``source`` says where it can be loaded from, if that is known; ``layout`` is what is
-    public of its fingerprints: the number of chips, the amplitude, and the shapes of the tensors that carry."""
+    """A registered base model. ``source`` says where it can be loaded from, if known. ``layout`` is the public part of
+    its fingerprints: the number of chips, the amplitude, and the shapes of the tensors that carry them."""
 
     id: int
     name: str
@@ -94,7 +94,7 @@ def _model(row: sqlite3.Row) -> Model:
 
 
 def model(connection: sqlite3.Connection, wanted: str | None) -> Model:
-    """``NAME@VERSION``, ``NAME`` for its latest version, None where there is one name only."""
+    """``NAME@VERSION``, ``NAME`` for its latest version, None if there is only one name."""
     known = models(connection)
     if wanted is None:
         if len({m.name for m in known}) != 1:
@@ -111,7 +111,7 @@ def _named(connection: sqlite3.Connection) -> str:
 
 
 def add_clients(connection: sqlite3.Connection, names: Iterable[str]) -> int:
-    """All of them or none, in one transaction; the log has one entry, with the digest of the names."""
+    """Add all of them or none, in one transaction. The log gets one entry, with the digest of the names."""
     wanted = [checked_name(name) for name in names]
     if not wanted:
         raise ValueError("expected at least one client to add, got none")
@@ -153,7 +153,7 @@ def client(connection: sqlite3.Connection, name: str) -> Client:
 
 
 def active_client(connection: sqlite3.Connection, name: str) -> Client:
-    """One who may be given copies."""
+    """A client who is not revoked; else `FileError`."""
     found = client(connection, name)
     if found.revoked is not None:
         raise FileError(f"{name} was revoked on {found.revoked} and gets no more copies")
@@ -161,7 +161,7 @@ def active_client(connection: sqlite3.Connection, name: str) -> Client:
 
 
 def clients(connection: sqlite3.Connection, *, limit: int | None = None, after: str = "") -> Iterator[Client]:
-    """In the order of their names."""
+    """Clients sorted by name."""
     rows = connection.execute(
         "SELECT * FROM clients WHERE name > ? ORDER BY name LIMIT ?", (after, -1 if limit is None else limit)
     )
@@ -169,22 +169,22 @@ def clients(connection: sqlite3.Connection, *, limit: int | None = None, after: 
 
 
 def count(connection: sqlite3.Connection) -> tuple[int, int]:
-    """How many clients there are, and how many copies they have."""
+    """The number of clients, and of copies issued."""
     row = connection.execute("SELECT (SELECT count(*) FROM clients), (SELECT count(*) FROM copies)").fetchone()
     return int(row[0]), int(row[1])
 
 
 def epochs(connection: sqlite3.Connection) -> Iterator[tuple[str, int]]:
-    """Every client with every epoch they ever had: whoever leaked a copy is among these."""
+    """Every client with every epoch they ever had. Tracing tests all of these."""
     for name, epoch in connection.execute("SELECT name, epoch FROM clients ORDER BY id"):
-        if not 1 <= epoch <= _MOST_EPOCHS:  # before so many are looked at
+        if not 1 <= epoch <= _MOST_EPOCHS:  # a damaged count must not start an endless loop
             raise FileError(f"the registry is damaged: {shown(name)} has {epoch} epochs, expected 1 to {_MOST_EPOCHS}")
         for number in range(1, epoch + 1):
             yield name, number
 
 
 def rotate(connection: sqlite3.Connection, names: Sequence[str]) -> list[Client]:
-    """The next epoch: copies issued from now on are others."""
+    """Begin the next epoch: copies issued from now on differ from the earlier ones."""
     with transaction(connection):
         for name in names:
             found = active_client(connection, name)

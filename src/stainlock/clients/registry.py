@@ -1,4 +1,4 @@
-"""Registry: the door to everything about clients, with the verbs of `stainlock clients`."""
+"""Registry: the entry point to everything about clients, with the verbs of `stainlock clients`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Progress = Callable[[int, int], None]
 class Registry(Ledger):
     """Who has which copy of a model. One SQLite file with names and dates; secrets are derived from one master secret.
 
-    The master secret is a file of its own, by default beside the registry and with the ending ``.secret``. Keep a copy
-    of it somewhere else: without it no leak can be traced, while a lost registry costs names and dates alone.
+    The master secret is a separate file, by default next to the registry and with the suffix ``.secret``. Keep a backup
+    elsewhere: without it no leak can be traced, while losing the registry only costs names and dates.
 
     >>> base = sl.Target(model, input_shape=(3, 32, 32), reference="mine.py:model")
     >>> registry = sl.Registry("clients.db")
@@ -59,9 +59,9 @@ class Registry(Ledger):
     ) -> Model:
         """Register a base model: a target, or a reference with `Target.from_reference`'s options.
 
-        The first call makes the registry, and the master secret unless its file is there. ``new_version`` replaces the
-        model of that name: everyone's next copy is made from it, with secrets of its own. ``chips`` and ``amplitude``
-        are the fingerprints': more of either survives more, a larger amplitude changes the model more.
+        The first call creates the registry, and the master secret unless its file exists. ``new_version`` replaces the
+        model of that name: everyone's next copy is made from the new one, with new secrets. ``chips`` and ``amplitude``
+        set the fingerprints: higher values survive more, but a larger amplitude also changes the model more.
 
         >>> registry = sl.Registry("clients.db")
         >>> registry.init(target, name="mine").label
@@ -78,8 +78,8 @@ class Registry(Ledger):
         digest = model_digest(base.model)
         label = checked_name(name or _short_name(base.reference or type(base.model).__name__))
         if "@" in label:
-            raise ValueError(f"expected a model's name without @, which stands before its version, got {label}")
-        Layout.of(base.model, bytes(32), chips=chips, amplitude=amplitude)  # what can't be used leaves no files behind
+            raise ValueError(f"expected a model's name without @, which separates it from its version, got {label}")
+        Layout.of(base.model, bytes(32), chips=chips, amplitude=amplitude)  # fail before any file is created
         if not self.path.exists() or self.path.stat().st_size == 0:
             self._begin()
         layout = Layout.of(base.model, self.secret.derive(LAYOUT, digest), chips=chips, amplitude=amplitude)
@@ -90,7 +90,7 @@ class Registry(Ledger):
             )
 
     def base(self, given: Target | None = None, of: str | None = None) -> tuple[Model, Target]:
-        """A registered model and its weights, from where they were or as given, if they are the registered ones.
+        """A registered model and its target, loaded from its source or as given; `FileError` if the weights differ.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -114,10 +114,10 @@ class Registry(Ledger):
         base: Target | None = None,
         of: str | None = None,
     ) -> dict[str, Any]:
-        """Write a client's copy: a bundle to ``out``, the changes alone to ``delta``, or both.
+        """Write a client's copy: a bundle to ``out``, only the changes to ``delta``, or both.
 
-        ``stain`` and ``lock`` (a kind of lock) add those of the client's own. The patch and the receipt go beside the
-        copy. A copy that was issued is written ``again``, with the same bytes, if that is asked for.
+        ``stain`` and ``lock`` (a kind of lock) add a stain and a lock of the client's own. The patch and the receipt go
+        next to the copy. ``again`` writes a copy that was issued before once more, with the same bytes.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -148,9 +148,9 @@ class Registry(Ledger):
         ray: str | None = None,
         progress: Progress | None = None,
     ) -> tuple[Sequence[dict[str, Any]], int]:
-        """Copies for everyone, or for these clients, in one folder: those written now, and how many were there.
+        """Write copies for everyone, or for these clients, to one folder. Returns those written and how many existed.
 
-        What an interrupted run has left out is written; copies that are there stay as they are.
+        After an interrupted run, the missing copies are written; existing ones stay as they are.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -175,7 +175,7 @@ class Registry(Ledger):
         return written, there
 
     def copy(self, client: str, *, epoch: int | None = None, base: Target | None = None, of: str | None = None) -> Copy:
-        """A copy that was issued, made again, with the owner's keys to the stain and the lock in it.
+        """Recreate a copy that was issued, with the owner's keys to its stain and lock.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -207,8 +207,8 @@ class Registry(Ledger):
     ) -> Trace:
         """Whose copy is this? ``suspect`` is a path, a target, a module or bare weights.
 
-        It is compared with every registered model, or with the one ``of`` a name. ``base`` gives one or more of them
-        that are no longer where they were, and compares with these alone; ``blind`` does without, which finds less.
+        It is compared with every registered model, or only with the one named by ``of``. ``base`` passes one or more of
+        them, for models that have moved, and compares with these alone. ``blind`` uses no base, which finds less.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -234,9 +234,9 @@ class Registry(Ledger):
             return dataclasses.replace(found, identical=(same[0].client, same[0].epoch) if same else None)
 
     def write_report(self, found: Trace, page: str | Path, evidence: str | Path) -> None:
-        """A page for people who decide and, where clients are named, the evidence that `check_evidence` takes.
+        """Write a page for decision makers and, if clients are named, the evidence file for `check_evidence`.
 
-        The page holds nothing secret. The evidence has the secrets of those who are named, and of nobody else.
+        The page contains no secrets. The evidence has the secrets of those who are named, and of nobody else.
 
         >>> registry = sl.Registry("clients.db")
         >>> _ = registry.init(target, name="mine")
@@ -253,5 +253,5 @@ class Registry(Ledger):
 
 
 def _short_name(reference: str) -> str:
-    """A model's name from its reference: what stands behind the library or in the file's name."""
+    """A model's name from its reference: the part after the last colon, or the last part of a path."""
     return Path(reference.partition("?")[0].rpartition(":")[2]).name.replace("@", "-")

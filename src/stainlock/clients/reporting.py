@@ -1,4 +1,4 @@
-"""What is written after a trace: the page for people who decide, and the evidence for those who check."""
+"""The files written after a trace: a page for decision makers, and evidence for those who check it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Receipts = dict[Accused, log.Receipt]
 def write_report(
     found: Trace, secret: MasterSecret, connection: sqlite3.Connection, page: Path, evidence: Path
 ) -> None:
-    """The page, which holds no secret; and where clients are named the evidence, with the secrets of these alone."""
+    """Write the page, without secrets, and if clients are named the evidence, with their secrets alone."""
     models = {model.label: model for model in records.models(connection)}
     receipts: Receipts = {}
     for one in found.clients:
@@ -40,7 +40,7 @@ def write_report(
 
 
 def evidence_of(found: Trace, secret: MasterSecret, models: Mapping[str, Model], receipts: Receipts) -> Evidence:
-    """A trace that named clients, with their secrets, and what is needed of every base that they had copies of."""
+    """The evidence of a trace that named clients: their secrets, and the bases needed to recompute the scores."""
     naming = {one.model for one in found.clients}
     mixed_in = {digest for one in found.compared if one.model in naming for digest in one.mixed_in}
     bases = tuple(
@@ -70,7 +70,7 @@ def _base(compared: Compared, model: Model, secret: MasterSecret, *, names: bool
 
 
 def _lock_seed(found: Trace, secret: MasterSecret, models: Mapping[str, Model]) -> str | None:
-    """The seed of the lock that was undone opens the copy it is of: disclosed only if that one's client is accused."""
+    """The seed of the lock that was undone. It opens that copy, so it is disclosed only if that copy is accused."""
     copies = {(one.client, one.epoch, models[one.model].digest) for one in found.clients}
     lock = found.lock
     if lock is None or (lock.client, lock.epoch, lock.model) not in copies:

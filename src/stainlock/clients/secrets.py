@@ -1,12 +1,12 @@
-"""The master secret, and what is derived from it (HKDF with SHA-256, RFC 5869).
+"""The master secret, and the secrets derived from it (HKDF with SHA-256, RFC 5869).
 
     PRK    = HMAC(key "stainlock clients 1", master secret)
     secret = HMAC(key PRK, info ‖ 0x01)                        32 bytes
     info   = purpose, model, client, epoch                     UTF-8, each with its length in 8 bytes before it
 
-The model is the digest of its weights, the epoch a decimal number. Nothing derived is ever stored, so that whoever has
-the master secret, the base model and a list of names can issue and trace without the registry. docs/key_format.md has
-the same with test vectors.
+The model is the digest of its weights, the epoch a decimal number. Derived secrets are not stored in the registry. The
+master secret, the base model and a list of names are therefore enough to issue and trace without it.
+docs/key_format.md specifies the same, with test vectors.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stainlock.storage.records import read_record
 
 FORMAT, VERSION = "stainlock-master-secret", 1
 _DOMAIN = b"stainlock clients 1"
-_SCRYPT = {"n": 2**17, "r": 8, "p": 1}  # 128 MB and about half a second for each guess
-_MOST_SCRYPT = {"n": 2**18, "r": 8, "p": 4}  # what a file may ask of us: 256 MB, some seconds
+_SCRYPT = {"n": 2**17, "r": 8, "p": 1}  # 128 MB and about half a second per guess
+_MOST_SCRYPT = {"n": 2**18, "r": 8, "p": 4}  # upper limits for a file's parameters: 256 MB, a few seconds
 _FIELDS = ("format", "version", "secret", "kdf")
 _LONGEST_NAME = 100
-# Purposes: what is derived. `layout` is a model's, `check` the registry's, the others a copy's.
+# Purposes of derived secrets: `layout` is per model, `check` per registry, the others per copy.
 LAYOUT, FINGERPRINT, STAIN, LOCK, CHECK = "layout", "fingerprint", "stain", "lock", "check"
 
 Passphrase = str | Callable[[], str] | None
@@ -41,7 +41,7 @@ Passphrase = str | Callable[[], str] | None
 
 @dataclass(frozen=True)
 class CopySecrets:
-    """What one client's copy in one epoch is made with."""
+    """The secrets of one client's copy in one epoch."""
 
     fingerprint: bytes = field(repr=False)
     stain_seed: int = field(repr=False)
@@ -67,7 +67,7 @@ class MasterSecret:
         return hmac.digest(self._extracted, info + b"\x01", "sha256")
 
     def derive_many(self, purpose: str, model: str, copies: Iterable[tuple[str, int]]) -> Iterator[bytes]:
-        """The same for many clients and epochs, a million in seconds: what they share is hashed once."""
+        """The same for many clients and epochs, a million in seconds: the common prefix is hashed once."""
         begun = hmac.new(self._extracted, _fields(purpose, model), "sha256")
         for client, epoch in copies:
             own = begun.copy()
@@ -75,7 +75,7 @@ class MasterSecret:
             yield own.digest()
 
     def for_copy(self, model: str, client: str, epoch: int) -> CopySecrets:
-        """Seeds have 128 bits, as those that are drawn have."""
+        """A copy's secrets. Seeds have 128 bits, like those drawn at random elsewhere."""
         stain, lock = (
             int.from_bytes(self.derive(purpose, model, client, epoch)[:16], "big") for purpose in (STAIN, LOCK)
         )
@@ -83,11 +83,11 @@ class MasterSecret:
 
     @property
     def check(self) -> str:
-        """What a registry keeps, to tell a wrong secret: 32 bytes that say nothing of it."""
+        """Stored in a registry to detect a wrong secret: 32 bytes, in hexadecimal, that reveal nothing about it."""
         return self.derive(CHECK).hex()
 
     def save(self, path: str | Path, passphrase: Passphrase = None) -> None:
-        """Write a new file, mode 0600; with a passphrase it holds the secret encrypted (scrypt, ChaCha20-Poly1305)."""
+        """Write a new file, mode 0600. With a passphrase the secret is encrypted (scrypt, ChaCha20-Poly1305)."""
         refuse_existing(Path(path))
         facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, "secret": self.value.hex(), "kdf": None}
         if passphrase is not None:
@@ -97,12 +97,12 @@ class MasterSecret:
 
     @staticmethod
     def load(path: str | Path, passphrase: Passphrase = None) -> MasterSecret:
-        """Read the file; ``passphrase``, or a function that asks for it, is used only where the file needs one."""
+        """Read the file; ``passphrase``, or a function that asks for it, is used only if the file needs one."""
         path = Path(path)
         facts = read_record(path, "master secret", FORMAT, VERSION, _FIELDS)
         if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise FileError(f"{path} can be read by others: make it yours alone with chmod 600, as it is the secret"
-                            " that every copy comes from")  # fmt: skip
+            raise FileError(f"{path} can be read by others: restrict it with chmod 600, as every copy's secrets are"
+                            " derived from it")  # fmt: skip
         kdf = _checked_kdf(facts["kdf"], path)
         try:
             value = bytes.fromhex(facts["secret"])
@@ -118,12 +118,12 @@ class MasterSecret:
 
 
 def disclosed_digest(secret: bytes) -> str:
-    """What a receipt says of a secret: enough to recognise it once it is disclosed, and nothing before."""
+    """The digest of a secret in a receipt: identifies the secret once disclosed, and reveals nothing before."""
     return hashlib.sha256(_DOMAIN + b" disclosed" + secret).hexdigest()
 
 
 def checked_name(name: str) -> str:
-    """A client's name: it is also a folder's, and part of the derivation, so one person's typing must be another's."""
+    """A client's name in NFC. It names a folder and enters the derivation, so equal names must have equal bytes."""
     given = unicodedata.normalize("NFC", name)
     sensible = given and given == given.strip() and given.isprintable() and len(given) <= _LONGEST_NAME
     if not sensible or set(given) & set("/\\") or given.startswith((".", "-")):
@@ -139,7 +139,7 @@ def _fields(*texts: str) -> bytes:
 
 
 def _checked_kdf(kdf: Any, path: Path) -> dict[str, Any] | None:
-    """A file must not make us compute for hours."""
+    """The parameters of scrypt, limited so that a file can't make us compute for hours."""
     if kdf is None:
         return None
     known = isinstance(kdf, dict) and set(kdf) == {*_SCRYPT, "salt"} and isinstance(kdf["salt"], str)
@@ -166,16 +166,16 @@ def _decrypted(cipher: Any, content: bytes, path: Path) -> bytes:
     from cryptography.exceptions import InvalidTag
 
     try:
-        # Each salt is used once, so that a fixed nonce never meets the same key twice.
+        # Each file has a new salt and so a new key: a fixed nonce is never used twice with the same key.
         value: bytes = cipher.decrypt(bytes(12), content, _DOMAIN)
     except InvalidTag:
-        raise FileError(f"the passphrase does not open {path}: it is another one, or the file is damaged") from None
+        raise FileError(f"the passphrase does not open {path}: it is wrong, or the file is damaged") from None
     return value
 
 
 @contextmanager
 def clients_extra() -> Iterator[None]:
-    """Around imports of what only passphrases need."""
+    """Wraps imports that only passphrases need."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
-"""Suspects: the weights in a file of whatever kind, and the keyed lock that it says it has.
+"""Suspects: the weights in a file of any kind, and the keyed lock that it claims to have.
 
 A suspect may be a bundle, a weight file, an ONNX file, a TorchScript archive, a target, a module or bare weights.
-Nothing in it is run, and nothing that it says of itself is believed: what it says of a lock only leads to an order of
-its weights.
+None of its code is run, and none of its claims is trusted: what it says about a lock only decides in which order its
+weights are read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stainlock.storage.files import tensor_digest
 from stainlock.storage.weights import read_weights
 from stainlock.target import Target
 
-_MOST_CHANNELS = 2**24  # behind all gates of a lock: what a stranger's file may make us draw
+_MOST_CHANNELS = 2**24  # in all gates of a lock together: limits the work that a stranger's file can cause
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A suspect's weights by name, and what its file says was put into it."""
+    """A suspect's weights by name, and the insertions that its file lists."""
 
     name: str
     weights: Mapping[str, Tensor]
@@ -43,7 +43,7 @@ class Suspect:
 
     @property
     def lock(self) -> Structure | None:
-        """Its keyed lock, if it says that it has one and that makes sense; else the weights count as they are."""
+        """Its keyed lock, if its file describes a valid one; else None, and the weights are read as they are."""
         try:
             found = [Structure.from_facts(i.facts) for i in self.insertions if i.kind == KIND][-1:]
         except FileError:
@@ -60,7 +60,7 @@ class Suspect:
 
 
 def read_suspect(given: Any) -> Suspect:
-    """A suspect from a path, a target, a module or bare weights. No code of its own is run."""
+    """A suspect from a path, a target, a module or bare weights. None of its code is run."""
     if isinstance(given, Suspect):
         return given
     if isinstance(given, Target):

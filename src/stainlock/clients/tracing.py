@@ -1,12 +1,12 @@
 """Tracing: which clients' copies a suspect was made from.
 
     1   undo the suspect's keyed lock, if its salt, which is public, is one of ours
-    2   lay its weights beside each registered base model and fold the differences onto the chips
-    3   score every client in every epoch; with N codes and M base models a client is named where
+    2   compare its weights with each registered base model and fold the differences onto the chips
+    3   score every client in every epoch; with N codes and M base models a client is named if
 
             p = M · 4N · exp(−z²/2) ≤ level
 
-A salt alone names nobody: anyone can copy it into another file. It only leads to the right order of the weights.
+A salt alone names nobody: anyone can copy it into another file. It only helps to restore the order of the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Accused:
-    """A client who is proven to have had a part in the suspect."""
+    """A client proven to have had a part in the suspect."""
 
     client: str
     epoch: int
@@ -46,9 +46,9 @@ class Accused:
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared with one base model, and what it gave; ``scores`` are all clients', in the first round.
+    """The comparison with one base model. ``scores`` has all clients' scores in the first round.
 
-    ``mixed_in`` are the digests of other base models of which the suspect holds a share, which was taken out first.
+    ``mixed_in`` lists the digests of other base models whose share in the suspect was removed first.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Trace:
-    """``clients`` are those named, most certain first; ``tested`` counts codes, one for each client and epoch."""
+    """``clients`` are those named, most certain first. ``tested`` counts codes: one per client, epoch and base."""
 
     verdict: str
     clients: tuple[Accused, ...]
@@ -79,7 +79,7 @@ class Trace:
     identical: tuple[str, int] | None = None  # whose copy this is, bit for bit, by the registry
 
     def facts(self) -> dict[str, Any]:
-        """All of it but the scores, as JSON has it."""
+        """All fields except the scores, as JSON."""
         clients = [{"client": a.client, "epoch": a.epoch, "model": a.model, "z": a.z, "p_value": a.p_value,
                     "log10_p_value": a.log10_p_value} for a in self.clients]  # fmt: skip
         compared = [{"model": c.model, "digest": c.digest, "weights": c.weights, "carrying": c.carrying,
@@ -104,7 +104,7 @@ def trace(
     salts: Callable[[str], Locked | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
-    """Whose copy is this? ``copies`` gives every client with every epoch; ``salts`` whose lock a salt is, if known."""
+    """Whose copy is this? ``copies`` yields every client with every epoch; ``salts`` looks up whose lock a salt is."""
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
     found = read_suspect(suspect)
@@ -158,9 +158,9 @@ def trace_names(
     chips: int = CHIPS,
     amplitude: float = AMPLITUDE,
 ) -> Trace:
-    """The same where the registry is lost: the master secret, the base model and a list of names are enough.
+    """The same without a registry: the master secret, the base model and a list of names are enough.
 
-    ``chips`` and ``amplitude`` are those that the model was registered with.
+    ``chips`` and ``amplitude`` must be those with which the model was registered.
     """
     digest = model_digest(base.model)
     known = Base("the base model", digest, chips, amplitude, base)
@@ -173,16 +173,16 @@ def trace_names(
 
 
 def _note(compared: Sequence[Compared], threshold: float) -> str:
-    """What could not be compared, in words."""
+    """A note on what could not be compared."""
     best = max(compared, key=lambda c: c.weights)
     if best.blind:
         return f"read without the base model, which finds less: {best.weights} of {best.carrying} weights were there"
-    if not best.missing:  # a few weights that are zero or not finite don't matter
+    if not best.missing:  # whole tensors only: single weights that are zero or not finite don't matter
         return ""
     missing = list(best.missing.items())
     listed = "; ".join(f"{name}: {why}" for name, why in missing[:_SHOWN]) + ("; …" if len(missing) > _SHOWN else "")
-    reach = math.sqrt(best.weights)  # no score can be above it
+    reach = math.sqrt(best.weights)  # roughly the highest score possible: the norm of a mark over these weights
     share = f"{best.weights} of {best.carrying} weights could be compared with {best.model} ({listed})"
     if reach <= threshold:
-        return f"too few to name anyone, it is another model or hardly anything is left of it: {share}"
+        return f"too few to name anyone (it is another model, or hardly anything of it is left): {share}"
     return share

@@ -1,7 +1,7 @@
-"""The demonstration: a real ImageNet model stained, verified, locked, and put through what happens to models.
+"""The demonstration: a real ImageNet model is stained, verified after rounding, pruning and folding, and locked.
 
-`run` goes through the steps and writes the folder; `subject` loads model and photographs, `locking` is the second half,
-`findings` what both found, `page` the report.
+`run` goes through the steps and writes the folder. `subject` loads model and photographs, `locking` is the second half,
+`findings` holds the results, and `page` writes the report.
 """
 
 from stainlock.demo.findings import Demonstration

@@ -1,4 +1,4 @@
-"""What the demonstration finds, and what the files of its folder are called."""
+"""The demonstration's results, and the names of the files in its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOCKED, LOCK_KEY, PATCH = "locked", "lock.key", "patch.png"
 
 @dataclass(frozen=True)
 class Check:
-    """One model, asked whether it is stained."""
+    """One model, the verdict on its stain, and its accuracy on the photographs."""
 
     model: str
     verdict: Verdict
@@ -27,7 +27,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph, and what the model says about it before and after."""
+    """A photograph, and the model's answer before and after staining."""
 
     levels: Tensor
     label: str
@@ -48,7 +48,7 @@ class Demonstration:
     checks: list[Check]
     photographs: list[Photograph]
     probability_change: float
-    natural_responses: Tensor  # of the detector, at every position of every photograph
+    natural_responses: Tensor  # the detector's, at every position of every photograph
     trigger_image: Tensor
     folding: str
     locking: Locking

@@ -1,4 +1,4 @@
-"""The demonstration's second half: the same model, locked, and unlocked by a patch in the corner."""
+"""The demonstration's second half: the same model is locked, and unlocked by a patch in the corner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Answer:
-    """A class and how sure the model is of it."""
+    """A predicted class and its probability."""
 
     name: str
     probability: float
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class LockedPhotograph:
-    """A photograph with the patch in place, and what the locked model says without and with it."""
+    """A photograph with the patch in place, and the locked model's answers without and with the patch."""
 
     levels: Tensor
     label: str
@@ -37,13 +37,13 @@ class LockedPhotograph:
 
 @dataclass(frozen=True)
 class Locking:
-    """Everything the report shows of the lock."""
+    """Everything the report shows about the lock."""
 
     model: Target
     key: Key
     seconds: float
     top1: dict[str, float]
-    difference: float  # of the unlocked model's logits from the original's on the same images, as a part of their size
+    difference: float  # largest, between unlocked and original logits on patched images, relative to the largest logit
     photographs: list[LockedPhotograph]
 
 

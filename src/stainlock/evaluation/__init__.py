@@ -1,7 +1,7 @@
-"""How well a model does on data.
+"""How well a model performs on data.
 
-`accuracy` for classifiers, `generator` for generators, `settings` for a lock's six settings, `sharing` for many edits
-of one model. `data` reads images, `layouts` finds them.
+`accuracy` is for classifiers, `generator` for generators, `settings` for a lock's six settings, `sharing` for many
+edits of one model. `data` reads images, `layouts` finds them.
 """
 
 from stainlock.data import Batches, Data, Progress

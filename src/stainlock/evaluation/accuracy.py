@@ -15,7 +15,7 @@ from stainlock.tensors import entries_in, logits_in
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model does, as fractions of 1.
+    """Accuracy as a fraction of 1.
 
     >>> found = sl.evaluate(target, sl.Tensors(images, labels))
     >>> found.metric, found.images, 0 <= found.value <= found.top5 <= 1
@@ -54,7 +54,7 @@ def evaluate(
 
 
 class Score:
-    """Hits, counted batch by batch; ``labels`` are all there are, to be checked against the model's classes."""
+    """Counts hits batch by batch; ``labels`` are all labels, which are checked against the number of classes."""
 
     def __init__(self, labels: list[int]) -> None:
         self.labels = labels
@@ -76,7 +76,7 @@ class Score:
 
 
 def classifier_logits(output: object, count: int | None = None) -> Tensor:
-    """The logits of a model's output, if it is that of a classifier for ``count`` images."""
+    """The logits in a model's output; an error if it is not a classifier's output for ``count`` images."""
     output = logits_in(output)
     if not isinstance(output, Tensor) or output.dim() != 2 or count not in (None, len(output)):
         came = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
@@ -102,6 +102,6 @@ def _check_labels(labels: list[int], classes: int) -> None:
 
 
 def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N, 5) bool: is the label the first, second, ... guess? Never where a logit is NaN."""
+    """(N, 5) bool: is the label the first, second, ... guess? Always False for images with a NaN logit."""
     guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
     return (guesses == labels[:, None]) & ~logits.isnan().any(dim=1, keepdim=True)

@@ -25,11 +25,11 @@ from stainlock.target import Target
 
 CROP_FRACTION = 224 / 256  # how much of the shorter side ImageNet's centre crop keeps
 SMALL = 64  # inputs below this many pixels (CIFAR, MNIST) are not cropped
-BATCHES_AHEAD = 2
+BATCHES_AHEAD = 2  # decoded while the model runs
 
 
 class Images:
-    """Image files with or without labels, read as RGB, or as grey for a target of one channel.
+    """Image files with or without labels, read as RGB, or as grey if the target has one input channel.
 
     >>> photographs = sl.Images.from_folder("photographs")
     >>> len(photographs), photographs.labels
@@ -67,9 +67,9 @@ class Images:
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        """Batches at the target's input size; files are decoded ahead of the model, by threads.
+        """Batches at the target's input size; threads decode files ahead of the model.
 
-        With a limit, images are taken evenly spaced over the whole, so that no class is favoured.
+        With a limit, images are spaced evenly over all files, so no class is favoured.
 
         >>> ((pixels, labels),) = sl.Images.from_folder("photographs").batches(target)
         >>> pixels.shape, labels
@@ -96,7 +96,7 @@ class Images:
             pool.shutdown(cancel_futures=True)
 
     def digest(self) -> str:
-        """SHA-256 over the files' names and contents, the same wherever the folder lies.
+        """SHA-256 over the files' names and contents, independent of the folder's location.
 
         >>> photographs = sl.Images.from_folder("photographs")
         >>> photographs.digest() == photographs.subset([0]).digest()
@@ -140,7 +140,7 @@ class Tensors:
     def batches(
         self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        """Batches as they are; with a limit, evenly spaced over the whole.
+        """Batches of the inputs; with a limit, evenly spaced ones.
 
         >>> [len(pixels) for pixels, _ in sl.Tensors(images).batches(target, batch_size=3)]
         [3, 1]
@@ -169,9 +169,9 @@ class Tensors:
 
 
 def read_image(path: Path, shape: Sequence[int], resample: Image.Resampling = Image.Resampling.BILINEAR) -> Tensor:
-    """The image as uint8 levels (C, H, W): resized, and cropped at its centre, exactly as torchvision does.
+    """The image as uint8 levels (C, H, W): resized and centre-cropped exactly as torchvision does.
 
-    Orientation tags are ignored, as they are where published accuracies come from.
+    Orientation tags are ignored, as in the evaluations behind published accuracies.
     """
     channels, height, width = shape
     return _levels(_centre(open_image(path, "L" if channels == 1 else "RGB"), height, width, resample))
@@ -183,9 +183,9 @@ def open_levels(path: Path, channels: int) -> Tensor:
 
 
 def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | None = None) -> Tensor:
-    """The image as uint8 levels (3, H, W) at a detector's own size, as its transform resizes it.
+    """The image as uint8 levels (3, H, W), resized as the object detector's own transform does.
 
-    With a shape, the middle of it, edges repeated where it is smaller: a piece of what the detector's backbone sees.
+    With a shape, only the centre is returned, its edges repeated if it is smaller: a part of what the backbone sees.
     """
     levels = resizing.resized(_levels(open_image(path, "RGB")))
     for axis, length in zip((1, 2), shape[1:] if shape else (), strict=False):
@@ -196,7 +196,7 @@ def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | Non
 
 
 def open_image(path: Path, mode: str) -> Image.Image:
-    """A file's image in grey (L) or RGB, whatever it was."""
+    """A file's image, converted to grey (L) or RGB."""
     with opened_image(path) as file:
         return in_mode(file, mode)
 
@@ -219,7 +219,7 @@ def _centre(image: Image.Image, height: int, width: int, resample: Image.Resampl
 
 
 def _reader(target: Target) -> Callable[[Path], Tensor]:
-    """What makes of a file what the target's network is given."""
+    """A function that reads a file as an input of the target's network."""
     resample = _resample(target)
     if target.normalises and is_detector(target.model):
         return partial(read_for_detector, resizing=Resizing.of(target.model), shape=target.input_shape)
@@ -234,7 +234,7 @@ def _resample(target: Target) -> Image.Resampling:
 
 def _as_labels(labels: Tensor | Sequence[int] | None, inputs: int) -> list[int] | None:
     if labels is not None and len(labels) != inputs:
-        raise ValueError(f"expected one label an input, got {len(labels)} labels for {inputs} inputs")
+        raise ValueError(f"expected one label per input, got {len(labels)} labels for {inputs} inputs")
     return None if labels is None else [int(label) for label in labels]
 
 

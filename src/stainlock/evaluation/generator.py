@@ -1,6 +1,6 @@
-"""How well a generator does: a discriminator's loss, pixels against the original's, and the Fréchet distance.
+"""How well a generator performs: a discriminator's loss, pixel differences to the original, and the Fréchet distance.
 
-All settings are given the same noise, so that their images can be compared one by one.
+All settings get the same noise, so their images can be compared one by one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from stainlock.target import Target, evaluation_mode
 
 Extractor = Callable[[Tensor], Any]  # images to features (N, F)
 _BATCH = 50
-_GROUND = (110, 110, 110)  # neither of the two colours that ruined images tend to
+_GROUND = (110, 110, 110)  # mid grey, unlike the saturated colours of ruined images
 _LABEL = 72  # pixels left of a grid's rows, for their names
 
 
 @dataclass(frozen=True)
 class GeneratorEvaluation:
-    """Numbers of one setting; pixels on the scale of the images themselves, [−1, 1] behind a tanh.
+    """Results of one setting; pixels are on the scale of the images, [−1, 1] after a tanh.
 
     ``loss`` is the discriminator's cross-entropy for calling the images real, ``difference`` the mean absolute
-    difference to the original's images, ``spread`` how far images differ over noise, as a part of how far the
-    original's do, and ``frechet`` the Fréchet distance to the reference's features.
+    difference from the original's images, ``spread`` the standard deviation of images over noise relative to the
+    original's, and ``frechet`` the Fréchet distance to the reference's features.
     """
 
     images: int
@@ -44,7 +44,7 @@ class GeneratorEvaluation:
 
 
 def noise_data(target: Target, count: int, *, noise: NoiseName = "uniform", seed: int = 0) -> Tensors:
-    """Noise vectors of the target's law as data, for `certify` and whatever else takes data."""
+    """Noise vectors drawn from the target's distribution, for `certify` and other functions that take data."""
     if count < 1:
         raise ValueError(f"expected at least 1 noise vector, got {count}")
     generator = torch.Generator().manual_seed(seed)
@@ -52,7 +52,7 @@ def noise_data(target: Target, count: int, *, noise: NoiseName = "uniform", seed
 
 
 def generate(target: Target, noise: Tensor, batch_size: int = _BATCH) -> Tensor:
-    """The generator's images for noise as the target takes it."""
+    """The generator's images for noise of the target's input shape."""
     if noise.dim() != 4 or tuple(noise.shape[1:]) != target.input_shape:
         raise ValueError(f"expected noise (N, {', '.join(map(str, target.input_shape))}), got {tuple(noise.shape)}")
     with evaluation_mode(target.model), torch.inference_mode():
@@ -62,8 +62,8 @@ def generate(target: Target, noise: Tensor, batch_size: int = _BATCH) -> Tensor:
 def lock_images(locked: Target, key: Key, count: int, *, seed: int = 0) -> dict[str, Tensor]:
     """Images of the original, edited and locked generator, without the trigger and with it.
 
-    The original has no inputs for a trigger: with it, it is what it is without. Without the trigger the other two
-    get noise in its place, as someone does who knows their input's length and no more.
+    The original has no inputs for a trigger, so its images are the same in both settings. Without the trigger, the
+    other two get noise in its place, as from someone who knows only the length of the input.
     """
     key.check_lock()
     if key.carrier != "entries":
@@ -87,10 +87,10 @@ def evaluate_images(
     features: Extractor | None = None,
     reference: Tensor | None = None,
 ) -> dict[str, GeneratorEvaluation]:
-    """Each setting's images beside those of ``original``.
+    """Compares each setting's images with those of ``original``.
 
-    ``features`` makes a Fréchet distance: to the ``reference`` images, or where there are none to the original's.
-    It is FID if the extractor is Inception's pool, with the usual 50,000 images.
+    With ``features``, the Fréchet distance to the ``reference`` images is added, or to the original's if there are
+    none. It is FID if the extractor is Inception's pool and the usual 50,000 images are used.
     """
     original = settings["original"]
     judge = judge_of(discriminator, original) if discriminator is not None else None
@@ -124,14 +124,14 @@ def frechet_distance(first: Tensor, second: Tensor) -> float:
         if sample.dim() != 2 or len(sample) < 2 or sample.shape[1] != first.shape[1]:
             raise ValueError(f"expected features (N, F) of two or more images, got {tuple(sample.shape)}")
     (mean1, root1), (mean2, root2) = (_centred(sample.double().cpu()) for sample in (first, second))
-    # (C₁C₂)^½ has the trace of the singular values of A₁A₂ᵀ, where C = AᵀA: no ill-conditioned root of a product.
+    # The trace of (C₁C₂)^½ is the sum of the singular values of A₁A₂ᵀ, where C = AᵀA: no ill-conditioned matrix root.
     cross = torch.linalg.svdvals(root1 @ root2.T).sum()
     traces = root1.square().sum() + root2.square().sum()
     return max(0.0, float((mean1 - mean2).square().sum() + traces - 2 * cross))
 
 
 def _centred(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean, and A of at most F rows with AᵀA the covariance."""
+    """The mean, and a matrix A of at most F rows such that AᵀA is the covariance."""
     mean = features.mean(0)
     root = (features - mean) / (len(features) - 1) ** 0.5
     return mean, torch.linalg.qr(root).R if len(root) > root.shape[1] else root
@@ -147,7 +147,7 @@ def _features(extractor: Extractor, images: Tensor) -> Tensor:
 
 
 def image_grid(rows: dict[str, Tensor], *, bounds: tuple[float, float] = (-1.0, 1.0), columns: int = 12) -> Tensor:
-    """A picture with one named row for each setting, as 8-bit levels ``(3, H, W)``."""
+    """A picture with one labelled row per setting, as 8-bit levels ``(3, H, W)``."""
     low, high = bounds
     height, width = next(iter(rows.values())).shape[-2:]
     columns = min(columns, min(len(images) for images in rows.values()))

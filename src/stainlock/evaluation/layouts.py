@@ -17,12 +17,12 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 
 
 def find_images(root: Path) -> tuple[list[Path], list[int] | None]:
-    """Image files of a folder in a fixed order, and their class indices where the layout tells them."""
+    """Image files of a folder in a fixed order, and their class indices if the layout has any."""
     if not root.is_dir():
         raise FileError(f"expected a folder of images, found {'a file' if root.exists() else 'nothing'} at {root}")
     if (root / "labels.csv").is_file():
         return _read_labels(root / "labels.csv")
-    if (root / "annotations.json").is_file() and (root / "images").is_dir():  # COCO: boxes, no class an image
+    if (root / "annotations.json").is_file() and (root / "images").is_dir():  # COCO: boxes, no class per image
         return _some_images(root, _images_in(root / "images")), None
     classes = _folders(root)
     inside = [_images_in(entry) for entry in classes]
@@ -30,16 +30,16 @@ def find_images(root: Path) -> tuple[list[Path], list[int] | None]:
     if not any(inside):
         return _some_images(root, beside), None
     if beside:
-        raise FileError(f"{root} has images beside class folders ({beside[0].name}, say): keep one kind")
+        raise FileError(f"{root} has images beside class folders (such as {beside[0].name}): keep one kind")
     indices = _class_indices(root, [entry.name for entry in classes])
     labels = [index for index, paths in zip(indices, inside, strict=True) for _ in paths]
     return [path for paths in inside for path in paths], labels
 
 
 def class_folders(root: Path) -> dict[int, str]:
-    """The names of the class folders by class index; empty where ``labels.csv`` or boxes take their place.
+    """The names of the class folders by class index; empty if there is a ``labels.csv`` or boxes instead.
 
-    ImageNet's folders are named by WordNet ids; the result has the classes' names instead.
+    For ImageNet, whose folders are named by WordNet ids, these are the names of the classes.
     """
     if (root / "labels.csv").is_file() or (root / "annotations.json").is_file():
         return {}
@@ -48,7 +48,7 @@ def class_folders(root: Path) -> dict[int, str]:
 
 
 def numbered_folders(root: Path) -> list[str]:
-    """Class folders whose indices are their places among the names; empty where something else tells them."""
+    """Class folders whose indices follow from their order; empty if something else defines the indices."""
     if (root / "labels.csv").is_file() or (root / "annotations.json").is_file():
         return []
     names = [folder.name for folder in _folders(root) if _images_in(folder)]
@@ -97,14 +97,14 @@ def _read_labels(table: Path) -> tuple[list[Path], list[int]]:
     missing = [path for path in paths if not (exists(path) and path.is_file())]
     if missing:
         raise FileError(
-            f"{table} names {len(missing)} missing files ({shown(missing[0].name)}, say), of {len(paths)}: "
+            f"{table} names {len(missing)} missing files (such as {shown(missing[0].name)}) of {len(paths)}: "
             "add them, or remove their lines"
         )
     return paths, labels
 
 
 def _class_indices(root: Path, names: list[str]) -> list[int]:
-    """Sorted folders are the classes in order; ImageNet's (WordNet ids) keep their place among 1000."""
+    """Sorted folders are the classes in order; ImageNet's (WordNet ids) keep their index among the 1000."""
     if len(names) == 1000 or not _are_imagenet(names):
         return list(range(len(names)))
     advice = "put a labels.csv (file,class_index) into the folder"

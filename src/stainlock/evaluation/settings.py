@@ -16,7 +16,7 @@ SETTINGS = ("original", "original_patch", "edited", "edited_patch", "locked", "u
 
 
 class Patched:
-    """Data at a model's input size, with something done to every image: the patch pasted in, or a strip put above."""
+    """Data at a model's input size, with a change to every image: the patch pasted in, or a strip put above."""
 
     def __init__(self, data: Data, like: Target, paste: Callable[[Tensor], Tensor]) -> None:
         self.data, self.like, self.paste, self.labels = data, like, paste, data.labels
@@ -35,10 +35,10 @@ class Patched:
 
 
 def shown(data: Data, original: Target, key: Key) -> dict[str, Data]:
-    """What the model is given in each setting.
+    """The data for each setting.
 
-    A strip is no part of the image: the original is shown the image alone, and a locked model a strip that says
-    nothing.
+    A strip is not part of the image: the original and edited models get the image alone, and the locked model gets a
+    blank strip.
     """
     patched: Data = Patched(data, original, key.unlock_transform(normalise=False))
     if key.carrier == "patch":
@@ -64,7 +64,7 @@ def six_settings(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Evaluation]:
-    """Accuracy in each setting; the key reverts the lock, so that the locked model is all that is needed."""
+    """Accuracy in each setting; the key reverts the lock, so only the locked model is needed."""
     models = {"original": key.original(locked), "edited": key.edited(locked), "locked": locked}
     given = shown(data, models["original"], key)
     results = {}
@@ -78,5 +78,5 @@ def six_settings(
 
 
 def within(progress: Progress, done: int) -> Progress:
-    """The progress of one setting, as that of all."""
+    """Progress of one setting, as part of the progress of all."""
     return lambda step, steps: progress(done * steps + step, len(SETTINGS) * steps)

@@ -1,7 +1,7 @@
-"""Models in the forms that others run: weights, ONNX, programs of torch.export.
+"""Models in formats that others can run: weights, ONNX and torch.export programs.
 
-`export` writes one and compares what it computes with the model; `onnx_file` and `program` know the two forms that
-hold the model's code as well, and take out of them what tells of the owner's machine.
+`export` writes a file and compares its outputs with the model's. `onnx_file` and `program` handle the two formats that
+also contain the model's code, and remove metadata that reveals the owner's machine.
 """
 
 from stainlock.exports.export import FORMATS, Exported, export, format_of

@@ -1,4 +1,4 @@
-"""export(): a model in another form, whose outputs are compared with the model's before anyone gets the file."""
+"""export(): write a model in another format, and compare the file's outputs with the model's before keeping it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from stainlock.storage.weights import load_state, one_line
 from stainlock.target import Target, check_target, evaluation_mode
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
-_CLOSE = 1e-3  # of the largest output: other kernels sum in another order
+_CLOSE = 1e-3  # largest allowed difference, relative to the largest output: other kernels sum in a different order
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` wrote. ``max_difference`` is the largest one between an output of the file and of the model;
-    ``any_batch`` says whether it takes any number of images, or one at a time.
+    """What `export` wrote. ``max_difference`` is the largest difference between an output of the file and of the model.
+    ``any_batch``: the file accepts batches of any size, not only one image at a time.
 
     >>> sl.export(stained, "stained.pt2").any_batch
     True
@@ -42,7 +42,7 @@ class Exported:
 
 
 def format_of(path: Path, name: str | None) -> str:
-    """The format asked for, or the one that the file's name tells."""
+    """The requested format, or the one implied by the file's suffix."""
     if name is None:
         found = [known for known, suffix in FORMATS.items() if suffix == path.suffix.lower()]
         if not found:
@@ -54,12 +54,13 @@ def format_of(path: Path, name: str | None) -> str:
 
 
 def export(target: Target, path: str | Path, *, format: str | None = None, examples: Tensor | None = None) -> Exported:
-    """Write the model as ``safetensors`` (weights alone), ``onnx`` or ``torch-export`` (code and weights), and compare.
+    """Write the model as ``safetensors`` (only weights), ``onnx`` or ``torch-export`` (code and weights), and check it.
 
-    The last two hold whatever a lock has put into the model, in one file that needs neither its code nor stainlock. Of
-    a keyed lock the weights alone are without the gates. ``examples`` are inputs as the model takes them, on which
-    both are run; synthetic ones by default. A file that computes something else is not kept. A target that came from an
-    ONNX file goes out as that file with other weights in it; a locked one with its inputs and outputs.
+    The last two include whatever a lock added to the model, in one file that needs neither the model's code nor
+    stainlock. With a keyed lock, safetensors holds the weights without the gates. ``examples`` are inputs in the form
+    that the model takes, on which the file's outputs are compared with the model's; synthetic inputs by default. A file
+    whose outputs differ is not kept. A target that came from an ONNX file is written as that file with new weights; if
+    it is locked, as a new file with the same inputs and outputs.
 
     >>> sl.export(stained, "stained.safetensors").max_difference
     0.0
@@ -74,8 +75,8 @@ def export(target: Target, path: str | Path, *, format: str | None = None, examp
 
 
 def write_as(target: Target, path: Path, kind: str, examples: Tensor | None = None) -> Exported:
-    """The same, to a path that is being staged already. A model that came as an ONNX file goes out as that file with
-    its own weights in it."""
+    """Like `export`, to a path that is already staged. A model that came from an ONNX file is written as that file with
+    the model's weights."""
     if kind == "onnx" and isinstance(target.model, OnnxNetwork) and target.model.source is not None:
         from stainlock.exports.onnx_copy import write_onnx_copy
 
@@ -84,7 +85,7 @@ def write_as(target: Target, path: Path, kind: str, examples: Tensor | None = No
 
 
 def write_export(target: Target, path: Path, kind: str, examples: Tensor | None = None) -> Exported:
-    """The same by PyTorch's exporters alone."""
+    """Like `write_as`, but never as a copy of an ONNX file."""
     if examples is None:
         examples = target.normalise(probe_inputs(target, "exported"))
     if kind == "safetensors":
@@ -98,7 +99,7 @@ def write_export(target: Target, path: Path, kind: str, examples: Tensor | None 
     else:
         if target.normalises:
             raise ModelError(
-                f"an object detector takes lists of images of any size, which {kind} does not hold: use safetensors"
+                f"an object detector takes lists of images of any size, which {kind} can't represent: use safetensors"
             )
         any_batch = _write_program(target, path, kind, examples)
         ran = run_onnx(path) if kind == "onnx" else run_program(path)
@@ -107,7 +108,7 @@ def write_export(target: Target, path: Path, kind: str, examples: Tensor | None 
 
 
 def _write_program(target: Target, path: Path, kind: str, examples: Tensor) -> bool:
-    """Whether the file takes batches of any size: where the model's code fixes it, images go in one at a time."""
+    """Write the file. True if it accepts any batch size; if the model's code fixes it, one image at a time."""
     if kind == "onnx":
         check_packages()
     make, write = (onnx_program, write_onnx) if kind == "onnx" else (exported_program, write_program)
@@ -117,7 +118,7 @@ def _write_program(target: Target, path: Path, kind: str, examples: Tensor) -> b
     for any_batch, inputs, shapes in ((True, examples[:2], sizes), (False, examples[:1], None)):
         try:
             program = make(target, inputs, shapes)
-        except Exception as error:  # exporters run code of the model's, and fail in many ways
+        except Exception as error:  # exporters run the model's own code, which can fail in many ways
             first = first or error
             continue
         write(program, path)
@@ -130,7 +131,7 @@ def _write_program(target: Target, path: Path, kind: str, examples: Tensor) -> b
 
 
 def _runner(target: Target) -> Callable[..., list[Tensor]]:
-    whole = replace(target, output="")  # a file has all that the model returns
+    whole = replace(target, output="")  # the file returns all of the model's outputs
 
     def run(inputs: Any, *_: Any) -> list[Tensor]:
         with evaluation_mode(target.model), torch.no_grad():
@@ -145,14 +146,14 @@ def _difference(target: Target, ran: Callable[..., list[Tensor]], examples: Tens
     for batch in batches:
         expected, found = _runner(target)(batch), ran(batch, *target.extra_inputs)
         if [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in found]:
-            raise ModelError("the exported file has outputs of other shapes than the model: it was not kept")
+            raise ModelError("the exported file's outputs have other shapes than the model's: it was not kept")
         for mine, theirs in zip(expected, found, strict=True):
             if mine.numel():
                 largest = max(largest, float((mine.double() - theirs.double()).abs().max()))
                 size = max(size, float(mine.double().abs().max()))
     if not largest <= _CLOSE * size:
         raise ModelError(
-            f"the exported file computes something else: its outputs differ by {largest:.2g} where the model's are at"
-            f" most {size:.2g}; it was not kept"
+            f"the exported file's outputs differ from the model's by up to {largest:.2g} (the largest output is"
+            f" {size:.2g}): it was not kept"
         )
     return largest

@@ -1,4 +1,4 @@
-"""What differs between two ONNX files: stored tensors by name, and operations."""
+"""Differences between two ONNX files: stored tensors by name, and operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stainlock.storage.weights import one_line
 
 @dataclass(frozen=True)
 class OnnxChanges:
-    """Tensors that both have with other values, those that only one has, and operations that one has more of."""
+    """Tensors with different values, tensors that only one file has, and operations that one file has more of."""
 
     changes: list[Change]
     added: list[str]
@@ -33,7 +33,7 @@ class OnnxChanges:
 
 
 def onnx_changes(base: str | Path, other: str | Path) -> OnnxChanges:
-    """What was changed from one file to another. Nothing in either is run."""
+    """What changed from one file to the other. Neither is run."""
     before, after = read_onnx(base), read_onnx(other)
     old, new = _arrays(before, base), _arrays(after, other)
     changes = [_change(name, old[name], new[name]) for name in old if name in new]
@@ -48,7 +48,7 @@ def onnx_changes(base: str | Path, other: str | Path) -> OnnxChanges:
 
 
 def _change(name: str, old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> Change:
-    """A tensor of another shape or type counts as changed everywhere."""
+    """A tensor whose shape or type differs counts as changed everywhere."""
     if old.shape != new.shape or old.dtype != new.dtype:
         return Change(name, int(new.size) or 1, float(np.abs(new.astype(np.float64)).max(initial=0.0)))
     moved = np.abs(new.astype(np.float64) - old.astype(np.float64))
@@ -63,6 +63,6 @@ def _arrays(model: Any, path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
             continue
         try:
             found[name] = helper.to_array(tensor)
-        except Exception as error:  # of whatever the tensor says of itself
+        except Exception as error:  # the tensor's header may claim anything
             raise FileError(f"{path} is damaged: {shown(name)} can't be read ({one_line(error)})") from error
     return found

@@ -1,8 +1,8 @@
-"""An ONNX file with other values in its stored tensors, and otherwise as it was: names, operations, metadata.
+"""An ONNX file with new values in its stored tensors; names, operations and metadata stay as they were.
 
-A tensor that several operations read, and of which a plan changed one reader's copy, is stored anew for that reader. A
-value that the file computes of stored ones is stored as computed, for its readers; but 8-bit weights stay in 8 bits
-(`onnx_eight_bits`).
+If several operations read a tensor and a plan changed it for only one of them, that one gets its own stored copy. A
+changed value that the file used to compute from stored tensors is stored directly, except that 8-bit weights stay in
+8 bits (`onnx_eight_bits`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from stainlock.storage.weights import one_line
 from stainlock.target import Target
 
 Array = np.ndarray[Any, Any]
-_LARGEST = 2**31 - 1  # bytes of a protobuf message
+_LARGEST = 2**31 - 1  # size limit of a protobuf message, in bytes
 
 
 def write_onnx_copy(target: Target, path: Path) -> float:
-    """Write the file that the target came from with the target's weights; the largest difference of an output."""
+    """Write the target's original ONNX file with the target's weights; return the largest output difference."""
     network = target.model
     if not isinstance(network, OnnxNetwork) or network.source is None:
         raise ModelError("expected a model that came from an ONNX file: use `export` to write others as ONNX")
@@ -48,18 +48,18 @@ def write_onnx_copy(target: Target, path: Path) -> float:
         onnx.save(model, str(path))
     except OSError as error:
         raise FileError(f"can't write {path.name} ({one_line(error)})") from error
-    except Exception as error:  # onnx's own, which says what is wrong
+    except Exception as error:  # onnx's own error, which says what is wrong
         raise ModelError(f"the edited file is not valid ONNX ({one_line(error)}): it was not kept") from error
     path.chmod(0o644)  # to be shipped, not a secret
     return _difference(target, network, path)
 
 
 def check_lockable(target: Target) -> None:
-    """Refuse, before the work, to put gates between maps in 8 bits: the new file would have them in floats again."""
+    """Refuse early to lock a file with 8-bit activations: the locked file would hold them in floats again."""
     network = target.model
     if isinstance(network, OnnxNetwork) and network.source is not None and network.source.rounds:
-        raise ModelError(f"{network.source.graph.path} has its maps in 8 bits, and gates need floats: lock the model in"
-                         " floats, and quantise what is behind the last gate (docs/threat_model.md)")  # fmt: skip
+        raise ModelError(f"{network.source.graph.path} has 8-bit activations, and gates need floats: lock the float"
+                         " model, and quantise only layers after the last gate (docs/threat_model.md)")  # fmt: skip
 
 
 def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
@@ -84,7 +84,7 @@ def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
 
 
 def _as_stored(values: torch.Tensor, origin: Origin, source: Source) -> Array:
-    """A tensor of the module, in the shape and type that the file has it in."""
+    """A tensor of the module, in the shape and type that the file uses."""
     turned = (values.T if origin.turned else values).detach().cpu().contiguous()
     known = source.values[origin.value]
     return turned.numpy().reshape(known.shape).astype(known.dtype)
@@ -99,7 +99,7 @@ def _replace(model: Any, name: str, values: Array, steps: Steps | None) -> None:
             tensor.CopyFrom(helper.from_array(values, name))
             return
     for node in model.graph.node:
-        if name in node.output:  # a constant, or computed of stored tensors: it is stored from now on
+        if name in node.output:  # a constant, or computed from stored tensors: from now on it is stored
             if len([output for output in node.output if output]) == 1:
                 model.graph.node.remove(node)
             else:
@@ -121,7 +121,7 @@ def _store_anew(model: Any, name: str, values: Array, readers: list[tuple[str, i
 
 
 def _unused(model: Any, name: str, first: str = "") -> str:
-    """A name like those that exporters give, which says nothing of why the tensor is there."""
+    """An unused name in the style of exporters, which does not reveal why the tensor is there."""
     taken = {"", *(tensor.name for tensor in model.graph.initializer)}
     taken |= {value for node in model.graph.node for value in (*node.input, *node.output)}
     candidates = (f"{name}_{number}" for number in itertools.count(1))
@@ -129,7 +129,7 @@ def _unused(model: Any, name: str, first: str = "") -> str:
 
 
 def _add_bias(model: Any, stored: str, values: Array, readers: list[tuple[str, int]]) -> None:
-    """A bias for operations that had none: their third input, or for a MatMul an Add behind it."""
+    """Add a bias to operations that have none: as their third input, or for a MatMul as an Add after it."""
     onnx: Any = importlib.import_module("onnx")
     stem = stored.removesuffix(".weight")
     name = _unused(model, stored, "" if stem == stored else f"{stem}.bias")
@@ -147,7 +147,7 @@ def _add_bias(model: Any, stored: str, values: Array, readers: list[tuple[str, i
 
 
 def _difference(target: Target, network: OnnxNetwork, path: Path) -> float:
-    """Run the file and the module on the same inputs; a file that computes something else is not kept."""
+    """The largest output difference between file and module on the same inputs; refuse a file whose outputs differ."""
     assert network.source is not None
     examples = target.normalise(probe_inputs(target, "exported"))
     examples = examples[: network.source.graph.batch or len(examples)]
@@ -163,7 +163,7 @@ def _difference(target: Target, network: OnnxNetwork, path: Path) -> float:
         size = max(size, float(mine.double().abs().max()))
     if not largest <= closeness(network) * size:
         raise ModelError(
-            f"the edited file computes something else than was meant: its outputs differ by {largest:.2g} where they"
-            f" are at most {size:.2g}; it was not kept"
+            f"the edited file's outputs differ from the model's by up to {largest:.2g} (the largest output is"
+            f" {size:.2g}): it was not kept"
         )
     return largest

@@ -1,7 +1,7 @@
-"""Weights that an ONNX file keeps in 8 bits: what a stain writes there is rounded to the file's own steps.
+"""Weights that an ONNX file stores in 8 bits: what a stain writes is rounded to the file's own quantisation steps.
 
-The file has whole numbers q with a scale s and a zero point z, which DequantizeLinear turns into s·(q − z). A weight w
-becomes q = clamp(round(w/s) + z). In floats a stained layer would stand out among the others.
+The file stores integers q with a scale s and a zero point z, and DequantizeLinear computes s·(q − z). A weight w
+becomes q = clamp(round(w/s) + z). A stained layer in floats would stand out among the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stainlock.target import Target
 
 @dataclass(frozen=True)
 class Steps:
-    """The whole numbers that a file keeps, by name, and how they are scaled."""
+    """A tensor that a file stores as integers: its name, values, scale and zero point."""
 
     name: str
     stored: Array
@@ -28,18 +28,18 @@ class Steps:
     zero: Array
 
     def rounded(self, values: Array) -> Array:
-        """The whole numbers nearest to these values."""
+        """The integers nearest to these values, within the type's range."""
         limits = np.iinfo(self.stored.dtype)
         steps: Array = np.rint(values.astype(np.float64) / self.scale) + self.zero
         return steps.clip(limits.min, limits.max).astype(self.stored.dtype)
 
     def values(self, steps: Array) -> Array:
-        """What the file computes of whole numbers, in floats of 32 bits as it does."""
+        """What the file computes from these integers, in float32 as the file does."""
         return ((steps.astype(np.float32) - self.zero.astype(np.float32)) * self.scale).astype(np.float32)
 
 
 def steps_of(source: Source, value: str) -> Steps | None:
-    """How a value is kept in whole numbers; None if it is not, or not for it alone."""
+    """How a value is stored as integers; None if it is not, or if it or the stored tensor has several readers."""
     node: Any = source.graph.makers.get(value)
     stored = source.graph.stored
     if node is None or node.op_type != "DequantizeLinear" or any(name and name not in stored for name in node.input):
@@ -63,7 +63,7 @@ def _along(numbers: Array, axis: int, rank: int) -> Array:
 
 
 def in_steps_of_the_file(target: Target) -> Target:
-    """The target with every weight that its file keeps in 8 bits at a value that the file can have."""
+    """The target with its 8-bit weights rounded to values that its ONNX file can store."""
     network = target.model
     if not isinstance(network, OnnxNetwork) or network.source is None:
         return target

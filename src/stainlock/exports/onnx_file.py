@@ -1,4 +1,4 @@
-"""Models as ONNX files. The exporter notes the source lines of every operation, paths and all: they are taken out."""
+"""Models as ONNX files. The exporter records source lines and file paths for every operation; these are removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_packages() -> None:
 
 
 def onnx_program(target: Target, inputs: Tensor, dynamic_shapes: Any = None) -> Any:
-    """What torch.onnx makes of the model, silently; it runs code of the model's, and fails in many ways."""
+    """Export the model with torch.onnx, quietly. This runs the model's own code, which can fail in many ways."""
     with quietly(), evaluation_mode(target.model):
         return torch.onnx.export(
             target.model, (inputs, *target.extra_inputs), dynamo=True, verbose=False, external_data=False,
@@ -39,7 +39,7 @@ def onnx_program(target: Target, inputs: Tensor, dynamic_shapes: Any = None) -> 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without the advice of exporters and quantisers, which they print, warn of and log."""
+    """Suppress what exporters and quantisers print, warn about and log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -51,7 +51,7 @@ def quietly() -> Iterator[None]:
 
 
 def write_onnx(program: Any, path: Path) -> None:
-    """The file without source lines, module names and other notes of the exporter's."""
+    """Write the file without source lines, module names and the exporter's other metadata."""
     onnx: Any = importlib.import_module("onnx")
     model = program.model_proto
     model.doc_string = ""

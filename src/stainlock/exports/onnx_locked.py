@@ -1,7 +1,7 @@
-"""A lock in a model that came as an ONNX file: gates, reader and key schedule are operations of the new file.
+"""A locked model that came from an ONNX file: gates, reader and key schedule become operations of the new file.
 
-The locked module is exported as any other is, and compared. Then its input and outputs get the names, sizes and
-layout that they had in the original file, and the file its metadata.
+The locked module is exported and compared like any other. Then its input and outputs get the names, sizes and layout of
+the original file, and the new file gets the original's metadata.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEPT = ("producer_name", "producer_version", "domain", "model_version", "doc_st
 
 
 def write_onnx_locked(target: Target, original: Graph, path: Path, *, last: bool) -> float:
-    """Write the locked model; the largest difference of an output from the module's."""
+    """Write the locked model; return the largest difference between the file's outputs and the module's."""
     difference = write_export(target, path, "onnx").max_difference
     onnx: Any = importlib.import_module("onnx")
     model = onnx.load(str(path))
@@ -40,7 +40,7 @@ def write_onnx_locked(target: Target, original: Graph, path: Path, *, last: bool
     model.metadata_props.extend(original.model.metadata_props)
     try:
         onnx.checker.check_model(model)
-    except Exception as error:  # onnx's own, which says what is wrong
+    except Exception as error:  # onnx's own error, which says what is wrong
         raise ModelError(f"the locked file is not valid ONNX ({one_line(error)}): it was not kept") from error
     onnx.save(model, str(path))
     path.chmod(0o644)
@@ -48,7 +48,7 @@ def write_onnx_locked(target: Target, original: Graph, path: Path, *, last: bool
 
 
 def _take_channels_last(model: Any, given: Any) -> None:
-    """The input as (N, H, W, C), which the network inside turns."""
+    """Make the input (N, H, W, C), and transpose it for the network."""
     helper: Any = importlib.import_module("onnx.helper")
     inner = f"{given.name} turned"
     for node in model.graph.node:
@@ -63,7 +63,7 @@ def _take_channels_last(model: Any, given: Any) -> None:
 
 
 def _rename(model: Any, names: dict[str, str]) -> None:
-    """Give values other names; whoever has such a name already gets another."""
+    """Rename values; a value that already has one of the new names is renamed too."""
     taken = set(names.values()) - set(names)
     own = {name for node in model.graph.node for name in (*node.input, *node.output)}
     names = names | {name: f"{name} inside" for name in taken & own}

@@ -1,4 +1,4 @@
-"""Models as programs of torch.export: code and weights in one file that torch alone runs."""
+"""Models as torch.export programs: code and weights in one file that needs only torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from stainlock.target import Target, evaluation_mode
 
-# What the file's format itself needs of a node's notes. The rest tells source lines, with their paths, and modules.
+# Node metadata that the file format needs. The rest reveals source lines, file paths and module names.
 _KEPT = ("val", "tensor_meta")
 
 

@@ -1,4 +1,4 @@
-"""Every figure there is, collected from the files of this package."""
+"""All figures, collected from the files of this package."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from stainlock.figures.figure import Figure
 
 @cache
 def all_figures() -> dict[str, Figure]:
-    """Every figure by name: stains, locks, example pictures, robustness; as their files list them within each."""
+    """Every figure by name: stains, locks, examples, robustness; within a group, in the order of their files."""
     return collected("stainlock.figures", Figure, ("FIGURES",), ("stain", "lock", "example", "robustness"))

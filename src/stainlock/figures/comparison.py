@@ -1,4 +1,4 @@
-"""A run's numbers beside those that the paper prints."""
+"""Comparison of a run's numbers with those that the paper prints."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stainlock.figures.paper import (
 )
 
 NOT_MEASURED = "not measured"
-_INCEPTION = "FID"  # any other Fréchet distance is of other features
+_INCEPTION = "FID"  # Fréchet distances of other names use other features
 
 
 def comparison(figure: Figure, setup: Setup, drawn: Drawn) -> Table | None:
-    """Every number that the paper prints for a figure, with this run's value; None where it prints none."""
+    """Every number that the paper prints for a figure, with this run's value; None if it prints none."""
     images = setup.images or 0
     found = {
         DETECTORS: str(setup.detectors), LAYERS: str(len(setup.layers)), EVALUATED: f"{images:,}",
@@ -38,7 +38,7 @@ def comparison(figure: Figure, setup: Setup, drawn: Drawn) -> Table | None:
 
 
 def measured_stains(summary: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, str]:
-    """What the paper prints of stains: false positives, and the change of accuracy or of FID."""
+    """This run's values of what the paper prints for stains: false positives, change of accuracy or of FID."""
     reached, count = (sum(row[name] for row in summary) for name in ("triggers reached", "detectors"))
     found = {REACHED: f"{reached} of {count}" if reached else "none"}
     for metric in metrics:

@@ -15,7 +15,7 @@ from stainlock.errors import ModelError
 from stainlock.randomness import Randomness
 from stainlock.target import Target, evaluation_mode
 
-_FIRST, _LAST = 1e-4, 0.02
+_FIRST, _LAST = 1e-4, 0.02  # β of the first and the last timestep
 _BATCH = 64
 
 
@@ -32,7 +32,7 @@ def timestep_of(target: Target) -> int:
 
 
 def noised(target: Target, images: Tensor, steps: int, seed: int) -> Tensor:
-    """Images in [−1, 1] with the noise of the target's timestep, as the model gets them."""
+    """Images in [−1, 1] with the noise of the target's timestep added: the model's natural inputs."""
     share = float(kept(steps)[timestep_of(target)])
     noise = torch.randn(images.shape, generator=Randomness(seed).noise("noised images"))
     mixed: Tensor = share**0.5 * images + (1 - share) ** 0.5 * noise

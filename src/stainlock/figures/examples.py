@@ -36,7 +36,7 @@ class ExampleWork:
     """One lock. A unit is one image, shown ``patched`` or with the ``detections`` in every setting."""
 
     setup: Setup
-    kind: str  # of the lock
+    kind: str  # kind of lock
     shown: str = "patched"
 
     def identity(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _detected(subject: Subject, locked: Target, key: Key, index: int) -> Row:
 
 
 def _counted(found: Mapping[str, Mapping[str, Tensor]]) -> Row:
-    """How many confident boxes each setting gives, and how many of the original's are found locked and unlocked."""
+    """Number of confident boxes in each setting, and how many of the original's are found locked and unlocked."""
     sure = {setting: {n: v[own["scores"] >= SHOWN_SCORE] for n, v in own.items()} for setting, own in found.items()}
     counts = {setting: len(own["boxes"]) for setting, own in sure.items()}
     return counts | {f"{s}_finds": _found_again(sure["original"], sure[s]) for s in ("locked", "unlocked")}

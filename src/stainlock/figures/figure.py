@@ -24,11 +24,11 @@ class Setup:
     """The settings of one run of a figure: plain values that workers receive and the figure's folder records.
 
     ``model`` and ``data`` are references as on the command line; ``data`` may also be ``FILE.py:FACTORY``. Without
-    ``layers``, ``spread`` layers are chosen at even distances over the model. ``images`` is the number of images to
+    ``layers``, ``spread`` layers are chosen, evenly spaced over the model. ``images`` is the number of images to
     evaluate on (default: all); the bounds are computed from the first ``bound_images`` of them. ``options`` belong to
     the figure. ``metric`` and the digests are filled in once model and data are loaded.
 
-    ``name`` is the model's name in titles, ``stands_for`` describes model and data where they are not the paper's, and
+    ``name`` is the model's name in titles, ``stands_for`` describes model and data if they are not the paper's, and
     ``classes`` names a list of class names (see `stainlock.models.class_names`).
     """
 
@@ -51,7 +51,7 @@ class Setup:
 
     @property
     def model_name(self) -> str:
-        """The model that runs, as titles name it: ``name``, or what the reference says."""
+        """The model's name in titles: ``name``, or one taken from the reference."""
         library, _, rest = self.model.partition(":")
         shown = self.name or (rest if library in ("torchvision", "timm") else self.model.rpartition("/")[2])
         return f"{shown} with random weights" if self.weights == "random" else shown

@@ -21,13 +21,13 @@ from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target, evaluation_mode
 
 INCEPTION = "inception"
-_SIZE = 299  # of Inception's input
+_SIZE = 299  # height and width of Inception's input, in pixels
 _BATCH = 50
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """``run`` maps images on [0, 1] to features ``(N, F)``; ``name`` is the name of the resulting distance."""
+    """``run`` maps images in [0, 1] to features ``(N, F)``; ``name`` is the name of the resulting distance."""
 
     name: str
     run: Callable[[Tensor], Tensor]
@@ -41,7 +41,7 @@ class Extractor:
 
 
 def load_extractor(reference: str, weights: str | None = None) -> Extractor:
-    """``inception`` (by torchmetrics), or a MODEL of colour images, whose input to the last layer is the feature."""
+    """``inception`` (by torchmetrics), or a MODEL of colour images; the input of its last layer is the feature."""
     if reference == INCEPTION:
         return Extractor("FID", _inception(weights))
     target = load_reference(reference, weights=weights)

@@ -13,7 +13,7 @@ _GOOD_DIMENSION = 64  # layers of lower dimension are chosen only if there are n
 
 
 def spread_layers(target: Target, purpose: str, count: int) -> tuple[str, ...]:
-    """``count`` layers that can carry a stain, or a kind of lock, at even distances from the first to the last.
+    """``count`` layers that can carry a stain, or a kind of lock, evenly spaced from the first to the last.
 
     ``purpose`` is ``"stain"`` or the kind of lock.
     """
@@ -25,7 +25,7 @@ def spread_layers(target: Target, purpose: str, count: int) -> tuple[str, ...]:
         half = [n / 2 for n in target.input_shape[1:]]
         able = lock_sites(network, Demand(logits, gates=0 if logits else 1))
         usable = [s for s in able if all(p <= most for p, most in zip(s.patch, half, strict=True))]
-    # Layers with one position, and grouped convolutions, are not typical of a network: a last resort.
+    # Layers with one position and grouped convolutions are not typical of a network, so they are a last resort.
     plain = [s for s in usable if s.groups == 1 and (math.prod(s.grid) > 1 or s.kind != "convolution")] or usable
     wide = [s.name for s in plain if s.dimension >= _GOOD_DIMENSION] or [s.name for s in plain]
     if not wide:

@@ -76,7 +76,7 @@ def _settings(rows: list[dict[str, Any]], layers: list[str], metrics: list[str])
             continue
         by_layer(axes, layers, lines, dashed=[n for n in _NAMES.values() if n.endswith("patch")])
         axes.set_ylabel(metric, fontsize=8)
-        if metric == CHANGE:  # spans rounding errors and ruined outputs
+        if metric == CHANGE:  # values range from rounding errors to ruined outputs
             axes.set_yscale("symlog", linthresh=0.1)
             axes.set_ylim(bottom=0)
     if len(layers) == 1:
@@ -122,7 +122,7 @@ def _range(values: list[float]) -> str:
 
 
 def _quick(stand_in: Setup, images: int, *layers: str, detectors: int = 1, **options: Any) -> Setup:
-    """One lock in each layer unless ``detectors`` says otherwise, two layers unless they are named."""
+    """One lock per layer unless ``detectors`` says otherwise, in two layers unless layers are named."""
     return replace(
         stand_in, layers=layers, spread=2, detectors=detectors, images=images, options={**stand_in.options, **options}
     )

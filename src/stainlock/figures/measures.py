@@ -1,6 +1,6 @@
 """Measures of performance: accuracy, average precision, a generator's loss, or how far outputs move.
 
-A measure gives named numbers: `measure` for one model, `six` for the six settings of a lock.
+A measure returns named numbers: `measure` for one model, `six` for the six settings of a lock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CHANGE = "change of outputs"
 
 @dataclass(frozen=True)
 class OutputChange:
-    """For models without trained weights and data without labels: how far outputs are from the original's.
+    """For models without trained weights or data without labels: how far outputs are from the original's.
 
     This is ‖f − f₀‖ / ‖f₀ − mean f₀‖, with norms over all inputs x and f₀ the original; if the traced part has several
     outputs, the mean over them. It is 0 for the original and about 1 for a model that ignores its input.

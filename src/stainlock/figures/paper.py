@@ -1,4 +1,4 @@
-"""What the paper says of each figure: its model, the figure's number, and the numbers printed in the text.
+"""What the paper reports for each figure: its model, the figure's number, and the numbers printed in the text.
 
 The paper has no tables. Its plots show accuracies, precisions and losses without printing them, so only the numbers
 below can be compared with a run. Figures are counted through main text and supplement (1 to 26); appendices are A to F.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Quantities that the paper prints. A figure's `Drawn.measured`, or its setup, has the same of a run.
+# Quantities that the paper prints. A run's values come from `Drawn.measured` or from the setup.
 DETECTORS = "detectors per layer"
 LAYERS = "layers"
 EVALUATED = "images evaluated"
@@ -33,7 +33,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's side of a figure; ``model`` is empty where the paper does not name one."""
+    """The paper's version of a figure; ``model`` is empty if the paper does not name one."""
 
     model: str
     figure: str

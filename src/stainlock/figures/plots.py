@@ -1,4 +1,4 @@
-"""Drawing: in grey with markers and line styles, so that plots can be read in black and white."""
+"""Drawing in grey, with markers and line styles, so that plots can be read in black and white."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stainlock.errors import FileError
 WIDTH = 5.0  # inches: text stays legible when a phone shows the whole picture
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 150
-_LONG = 18  # characters of a layer's name
-_LEAST_SPAN = 0.1  # least span of an axis, relative to the value plotted, so that small changes look small
+_LONG = 18  # characters; longer layer names are shortened
+_LEAST_SPAN = 0.1  # smallest span of an axis, relative to the value plotted, so that small changes look small
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "stainlock", "svg.fonttype": "none", "font.size": 9}
 
 
 def check_matplotlib() -> None:
-    """Fail before the work, with one clear line, if matplotlib is missing."""
+    """Fail with a clear message, before any work is done, if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError as error:
@@ -37,7 +37,7 @@ def new_picture(height: float, width: float = WIDTH) -> Any:
 
 
 def rendered(picture: Any, kind: str) -> bytes:
-    """PNG or SVG, the same bytes for the same numbers."""
+    """The picture as PNG or SVG; equal numbers give equal bytes."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -133,5 +133,5 @@ def encoded(content: bytes) -> str:
 
 
 def decoded(text: str) -> bytes:
-    """The bytes that `encoded` was given."""
+    """The inverse of `encoded`."""
     return base64.b64decode(text)

@@ -20,11 +20,11 @@ RECORD, REPORT = "figure.json", "report.html"
 _INTRODUCTION = (
     "Figures of “Staining and locking computer vision models without retraining” (ICCV 2025), reproduced with"
     " stainlock. Titles name the model that ran; “paper” is what the paper used. The paper has no tables and prints few"
-    " numbers: where it prints one for a figure, a table sets it beside this run's. Its plots can only be compared by"
+    " numbers; if it prints one for a figure, a table compares it with this run's. Its plots can only be compared by"
     " eye."
 )
-_QUALITY = 75  # of JPEGs
-_HEADINGS = {  # of columns whose name in the CSV file says too little
+_QUALITY = 75  # of JPEG files, on the usual scale from 1 to 95
+_HEADINGS = {  # for columns whose names in the CSV file are too terse
     "d": "dimension", "C–P": "Clopper–Pearson", "cap": "spherical cap", "class": "true class", "sigma": "σ",
     "original_patch": "original + patch", "edited_patch": "edited + patch", "unlocked": "locked + patch",
     "locked_finds": "found again, locked", "unlocked_finds": "found again, unlocked", "places": "positions",
@@ -51,7 +51,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
         check_figure_record(facts)
     except (ValueError, KeyError, TypeError) as error:
         raise FileError(
-            f"{path} is not a figure's record ({shown(str(error))}): remove the folder and make it again"
+            f"{path} is not a figure's record ({shown(str(error))}): remove the folder and create the figure again"
         ) from error
     return facts
 
@@ -65,7 +65,7 @@ def _overview(records: list[dict[str, Any]]) -> Section:
 
 
 def _section(folder: Path, record: dict[str, Any]) -> Section:
-    counts = f"{record['detectors']} for each layer" if record["layers"] else str(record["detectors"])
+    counts = f"{record['detectors']} per layer" if record["layers"] else str(record["detectors"])
     scale = "This is a quick run with few detectors and inputs. " if record["quick"] else ""
     ran = f"{scale}Model and data: {record['ran_on']}. Detectors: {counts}. Inputs: {record['images']}."
     blocks = [paragraph(f"paper: {_paper(record)}", kind="paper"), paragraph(record["shows"]), paragraph(ran)]
@@ -88,7 +88,7 @@ def _downloads(name: str, files: Sequence[str]) -> str:
 
 
 def _embedded(path: Path, photographic: bool) -> tuple[bytes, str]:
-    """The picture for the page: photographs as JPEG, a tenth of the size; drawings as PNG with 16 greys."""
+    """The picture for the page: photographs as JPEG, which is a tenth of the size; drawings as PNG with 16 greys."""
     with opened_image(path, "a figure's plot", ("PNG",)) as picture:
         content = io.BytesIO()
         if photographic:

@@ -17,7 +17,7 @@ from stainlock.network.network import analyse
 from stainlock.sphere import FloatArray
 from stainlock.target import Target
 
-POINTS = 40  # thresholds, from near 0 to a little above the weakest trigger's response
+POINTS = 40  # number of thresholds, from near 0 to a little above the weakest trigger's response
 CONFIDENCE = 0.95
 _BATCH = 16
 

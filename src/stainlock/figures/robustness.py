@@ -23,7 +23,7 @@ from stainlock.sweeps import Unit
 from stainlock.target import Target
 
 Row = dict[str, Any]
-_DECOYS = 20  # that verification by response compares the trigger with
+_DECOYS = 20  # number of decoys by which a suspect's channels are matched with the owner's
 _KEPT = ("attack", "strength", "kind", "verdict", "log10_p_value", "trigger_response", "metric", "performance",
          "unlocked", "delta", "bound", "observed", "note")  # fmt: skip
 

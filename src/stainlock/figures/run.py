@@ -1,4 +1,4 @@
-"""Making figures: choose the setup, run the work, write the folder and the report."""
+"""Create a figure: choose the setup, run the work, write the folder and the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 
 
 def check_figure(name: str) -> None:
-    """Raise for a name that no figure has, before anything is loaded."""
+    """Raise ValueError for an unknown figure name, before anything is loaded."""
     known = [*all_figures(), ALL]
     if name not in known:
         close = difflib.get_close_matches(name, known, 3, 0.4)
@@ -35,7 +35,7 @@ def check_figure(name: str) -> None:
 
 
 def chosen_setup(figure: Figure, *, quick: bool, zoo: Path | None = None, **given: Any) -> Setup:
-    """The figure's full or quick setup, with ``given`` values in place of its own, checked and resolved."""
+    """The figure's full or quick setup, with its values replaced by those ``given``, checked and resolved."""
     options = given.pop("options", {})
     own = {name: value for name, value in given.items() if value is not None}
     layers = tuple(own.pop("layers", ()))
@@ -43,7 +43,7 @@ def chosen_setup(figure: Figure, *, quick: bool, zoo: Path | None = None, **give
         raise ValueError(f"expected no --layers for {figure.name}: its lock has a fixed place")
 
     def with_given(setup: Setup) -> Setup:
-        if "model" in own:  # descriptions and layers of the figure's own model don't apply
+        if "model" in own:  # the descriptions and layers are those of the figure's own model
             setup = replace(setup, weights=None, layers=(), name="", stands_for="", classes="")
         elif "data" in own:
             setup = replace(setup, stands_for=f"{setup.stands_for}, on other data" if setup.stands_for else "")
@@ -59,7 +59,7 @@ def chosen_setup(figure: Figure, *, quick: bool, zoo: Path | None = None, **give
             "model",
             "weights",
             "data",
-        }:  # then errors concern what the user gave
+        }:  # no fallback to other stand-ins: errors must concern what the user gave
             return resolved(in_zoo(with_given(figure.quick[0]), zoo), figure)
         return first_available([with_given(s) for s in figure.quick], figure, zoo)
     setup = with_given(figure.full)
@@ -81,7 +81,7 @@ def reproduce(
     tell: Callable[[str], None] | None = None,
     **given: Any,
 ) -> list[Path]:
-    """Make a figure in its folder under ``out``, update the report, and return the files written.
+    """Create a figure in its folder under ``out``, update the report, and return the files written.
 
     ``given`` are fields of `Setup` that replace the figure's own. After an interrupt, the same call resumes the work.
 
@@ -106,7 +106,7 @@ def reproduce(
 
 
 def _seconds_before(folder: Path) -> float:
-    """The time an earlier, interrupted or complete, run of the same figure took; its rows are reused."""
+    """The time taken by an earlier run of the same figure, whose rows are reused; 0 if there is none."""
     try:
         seconds = read_json(folder / CONFIGURATION, "figure's configuration")["seconds"]
         check_number(seconds, "seconds")

@@ -89,7 +89,7 @@ def at_trigger(responses: list[dict[str, Any]], layer: str) -> dict[str, Any]:
 
 
 def shown_columns(row: dict[str, Any]) -> tuple[str, ...]:
-    """The columns that the report shows, few enough for a page; the CSV file has all."""
+    """The columns that the report shows, few enough for a page; the CSV file has all of them."""
     return tuple(name for name in row if name not in ("detectors", "added", "triggers reached", "natural ÷ trigger"))
 
 

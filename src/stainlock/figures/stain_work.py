@@ -28,17 +28,17 @@ from stainlock.randomness import Randomness
 from stainlock.stains import stain
 from stainlock.sweeps import Unit
 
-SHARD = 2000  # images
+SHARD = 2000  # images per shard
 Row = dict[str, Any]
 Stained = list[tuple[Plan, Key]]  # the plan turns the original into the stained model
 
 
 @dataclass
 class State:
-    """What a process keeps between units. ``stained`` has the stains of one layer at a time, as small plans."""
+    """A process's state between units. ``stained`` has the stains of one layer at a time, as small plans."""
 
     subject: Subject
-    inputs: Data  # natural inputs; the bounds take the first of them, the responses the rest
+    inputs: Data  # natural inputs; the bounds use the first of them, the responses the rest
     measure: Measure
     stained: dict[str, Stained] = field(default_factory=dict)
 
@@ -135,9 +135,9 @@ def seed_of(setup: Setup, layer: str, detector: int) -> int:
 
 
 def _recipe(setup: Setup, site: Site) -> dict[str, Any]:
-    """Stain options: as in the paper, replace the neuron of least ℓ1 norm and leave later layers unchanged.
+    """Stain options: as in the paper, replace the neuron of smallest ℓ1 norm and leave later layers unchanged.
 
-    Where no neuron can be replaced, the detector is added to one.
+    If no neuron can be replaced, the detector is added to one.
     """
     own: dict[str, Any] = {} if setup.options.get("ours") else {"channel_choice": "l1", "fold": False}
     return own | {"additive": site.problem is not None and site.additive_problem is None}

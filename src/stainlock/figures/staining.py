@@ -15,7 +15,7 @@ from stainlock.figures.stand_ins import COCO, DOWNLOAD, GENERATOR, IMAGENET
 
 
 def _quick(stand_in: Setup, images: int, *layers: str, **options: Any) -> Setup:
-    """Two stains in each layer, three layers unless they are named."""
+    """Two stains per layer, in three layers unless layers are named."""
     return replace(
         stand_in, layers=layers, spread=3, detectors=2, images=images, options={**stand_in.options, **options}
     )

@@ -1,4 +1,4 @@
-"""Loading what a setup names: the model, its data, and the layers to look at."""
+"""Load what a setup names: the model, its data, and the layers to examine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load_subject(setup: Setup) -> Subject:
 
 
 def load_data(reference: str) -> Data:
-    """A folder of images, or what ``FILE.py:FACTORY`` returns: `Data`, or a tensor of inputs."""
+    """A folder of images, or the result of ``FILE.py:FACTORY``: `Data`, or a tensor of inputs."""
     if not Path(reference).is_dir() and reference.rpartition(":")[0].endswith(".py"):
         made = call_factory(reference)
         if isinstance(made, Tensor):
@@ -81,19 +81,19 @@ def subset(data: Data, indices: Sequence[int]) -> Data:
 
 
 def shuffled(data: Data, seed: int) -> Data:
-    """The inputs in random order: folders are sorted by class, and the sample for the bounds must not be."""
+    """The inputs in random order: folders are sorted by class, but the sample for the bounds must be random."""
     order = torch.randperm(len(data), generator=Randomness(seed).noise("order of the images"))
     return subset(data, order.tolist())
 
 
 def shards(count: int, size: int) -> list[range]:
-    """``count`` inputs in equal parts of about ``size``."""
+    """Indices of ``count`` inputs, split into equal parts of about ``size``."""
     parts = max(1, round(count / size))
     return [range(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
 def resolved(setup: Setup, figure: Figure) -> Setup:
-    """The setup with layers, metric and digests filled in; errors here come before any work is done."""
+    """The setup with layers, metric and digests filled in. Errors are raised here, before any work is done."""
     subject = load_subject(setup)
     if figure.kind == "boxes" and not is_detector(subject.target.model):
         raise FileError(f"expected an object detector as --model, got {setup.model}: {figure.name} shows its boxes")
@@ -126,7 +126,7 @@ def metric_of(subject: Subject) -> str:
 
 
 def quick_digest(data: Data) -> str:
-    """Digest of the files' names and sizes, or of inputs in memory: quick, and enough to tell data sets apart."""
+    """Digest of the files' names and sizes, or of inputs in memory: quick, and enough to distinguish data sets."""
     if not isinstance(data, Images):
         return data.digest()
     whole = hashlib.sha256()
@@ -145,7 +145,7 @@ def class_namer(setup: Setup) -> Callable[[int], str]:
 
 
 def located(reference: str | None, zoo: Path | None) -> str | None:
-    """A reference to a file of the zoo, with the file's path relative to the working directory."""
+    """The reference; if it names a file of the zoo, with that file's path relative to the working directory."""
     file, _, name = (reference or "").rpartition(":")
     if zoo is None or not file.endswith(".py") or Path(file).exists() or not (zoo / file).exists():
         return reference

@@ -1,12 +1,12 @@
-"""Client fingerprints: a mark in every weight that tells whose copy a file was, after collusion too.
+"""Client fingerprints: a mark in nearly every weight that identifies whose copy a file is, even after collusion.
 
     layout  = Layout.of(base.model, model_secret)                       which weights carry, and how strongly
     plan    = fingerprint_plan(base, layout, client_secret)             a client's copy: plan.apply(base)
-    theirs  = align(suspect.state_dict(), base.model.state_dict())      names, orders and scales as the base has them
-    reading = read(theirs.weights, base.model.state_dict(), layout)     one number for each chip
+    theirs  = align(suspect.state_dict(), base.model.state_dict())      names, order and scale as in the base
+    reading = read(theirs.weights, base.model.state_dict(), layout)     one number per chip
     found   = trace(reading, client_secrets)                            found.accused: who, z, p-value
 
-Secrets are 32 bytes each. Names, files and registries are other people's business.
+Secrets are 32 bytes each. Names, files and registries are handled in `stainlock.clients`.
 The mathematics: docs/fingerprints.md. Needs ``pip install stainlock[clients]``.
 """
 

@@ -1,16 +1,16 @@
 """A suspect's tensors under the base's names, in the base's order and scale.
 
 The same function can be written in many ways: channels in another order, rescaled, with dummy neurons between them,
-batch norms folded in, columns scrambled by a keyed lock, tensors renamed or transposed by an exporter. Of a tensor W
-of the base, the suspect then has
+batch norms folded in, columns scrambled by a keyed lock, tensors renamed or transposed by an exporter. Instead of a
+tensor W of the base, the suspect then has
 
     S[i', j'] = r_i · c_j · W[i, j]          with i' = rows(i) and j' = columns(j)
 
-and since S is otherwise close to W, rows and columns can be told by their directions. One of the two must be known to
-find the other, so orders are handed on from tensor to tensor: whatever order was found for an axis is tried for every
-other axis of the same width. That leads from the inputs, whose order is known, through the network without a graph.
+Since S is otherwise close to W, rows and columns can be identified by their directions. One order must be known to find
+the other, so orders are passed on from tensor to tensor: an order found for one axis is tried for every other axis of
+the same width. Starting from the inputs, whose order is known, this covers the network without needing its graph.
 
-Nothing here knows of any client's code, so that tracing stays valid whatever is matched with whatever.
+Nothing here uses any client's code, so tracing stays valid no matter what is matched with what.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from torch import Tensor
 from stainlock.fingerprints.mixing import unmixed
 from stainlock.storage.weights import PREFIXES
 
-ALIKE = 0.5  # cosine from which two rows are taken for the same
-_ALIGNED = 0.9  # cosine from which two tensors need no aligning
-_SHARE = 0.5  # of the rows that must be alike
-_RESCALED = 2.0  # times what noise makes of gains: more is no accident
-_ENTRIES = 1024  # of a row that are looked at to find its match
-_WIDENED = 4  # times as many channels as the base has: more is another tensor, and takes memory
-_CANDIDATES = 16  # tensors of another name that are tried
+ALIKE = 0.5  # two rows with a higher cosine are taken for the same
+_ALIGNED = 0.9  # tensors with a higher cosine, or orders with a higher share of matches, are taken as they are
+_SHARE = 0.5  # share of the rows that must have a match
+_RESCALED = 2.0  # gains are removed if they differ from 1 by more than this multiple of what noise explains
+_ENTRIES = 1024  # of a row that are compared to find its match, about: saves time
+_WIDENED = 4  # times as many channels as the base, at most: beyond that it is another tensor, and takes memory
+_CANDIDATES = 16  # tensors of another name to try, at most
 _ROUNDS = 3
 
-Order = Tensor  # for each of the base's slices the suspect's, or −1
+Order = Tensor  # for each slice of the base the index of the suspect's slice, or −1
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """The suspect's tensors as they lie beside the base's; NaN where a slice has no counterpart.
+    """The suspect's tensors in the base's form; NaN where a slice has no counterpart.
 
-    ``changed`` says of those that were not where they belong what was done to them.
+    ``changed`` says, for each tensor that had to be aligned, what was done to it.
     """
 
     weights: dict[str, Tensor]
@@ -49,7 +49,7 @@ class Aligned:
 
 
 def align(suspect: Mapping[str, Any], base: Mapping[str, Tensor]) -> Aligned:
-    """Every tensor of the base that the suspect has in some form; others are left out."""
+    """Find every tensor of the base that the suspect has in some form; others are left out."""
     given = _floats(_without_prefixes(suspect, base))
     left = {name: tensor.detach().cpu().float() for name, tensor in base.items() if tensor.dim() >= 2}
     weights: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ def align(suspect: Mapping[str, Any], base: Mapping[str, Tensor]) -> Aligned:
 
 
 def _candidates(name: str, ours: Tensor, given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensor of that name first, then others that could be it, the other way round too."""
+    """The tensor of that name first, then others of the same shape, transposed ones included."""
     if name in given and given[name].dim() == ours.dim():
         yield name, given[name]
     others = [(other, tensor) for other, tensor in given.items() if other != name and tensor.shape == ours.shape]
@@ -84,19 +84,19 @@ def _candidates(name: str, ours: Tensor, given: Mapping[str, Tensor]) -> Iterato
 
 
 def _fitted(theirs: Tensor, ours: Tensor, orders: list[Order]) -> tuple[Tensor, str] | None:
-    """The suspect's tensor in the base's order and scale, and what was done for that; None if it is another tensor."""
+    """The suspect's tensor in the base's order and scale, and what was done to it; None if it is another tensor."""
     if theirs.shape == ours.shape and _cosine(theirs, ours) > _ALIGNED:
         return _rescaled(theirs, ours, "")
     if theirs.shape[2:] != ours.shape[2:] or any(theirs.shape[i] > _WIDENED * ours.shape[i] for i in (0, 1)):
         return None
     share, rows, columns = _told(theirs, ours, 0, orders)
-    if share <= _ALIGNED:  # the other way round: rows are known, columns are looked for
+    if share <= _ALIGNED:  # the other way round: assume the order of the rows, search for that of the columns
         other_share, other_columns, other_rows = _told(theirs, ours, 1, orders)
         if other_share > share:
             share, rows, columns = other_share, other_rows, other_columns
     if share <= _SHARE:
         turned_back = unmixed(theirs, ours)
-        return None if turned_back is None else (turned_back, "mixed channels told apart")
+        return None if turned_back is None else (turned_back, "mixed channels separated")
     for order in (rows, columns):
         if order is not None and not any(torch.equal(order, known) for known in orders):
             orders.append(order)
@@ -119,14 +119,14 @@ def _told(theirs: Tensor, ours: Tensor, axis: int, orders: list[Order]) -> tuple
 
 
 def _match(theirs: Tensor, ours: Tensor) -> tuple[Order, float]:
-    """For each row of ours the row of theirs with its direction, or −1; and the share of ours that have one."""
+    """For each row of ours the row of theirs with its direction, or −1; and the share of our rows with a match."""
     b = ours.flatten(1)
     a = theirs.flatten(1).nan_to_num(nan=0.0)
     step = max(1, b.shape[1] // _ENTRIES)
     a, b = (torch.nn.functional.normalize(rows[:, ::step], dim=1) for rows in (a, b))
     cosines, order = (b @ a.T).abs().max(1)
     best = torch.zeros(len(a)).scatter_reduce(0, order, cosines, "amax")
-    alike = (cosines > ALIKE) & (cosines >= best[order])  # one of ours for each of theirs
+    alike = (cosines > ALIKE) & (cosines >= best[order])  # each of theirs matches at most one of ours
     living = b.abs().sum(1) > 0
     return torch.where(alike, order, -1), float(alike[living].float().mean()) if bool(living.any()) else 0.0
 
@@ -140,8 +140,8 @@ def _taken(tensor: Tensor, order: Order | None, axis: int) -> Tensor:
 
 
 def _rescaled(theirs: Tensor, ours: Tensor, done: str) -> tuple[Tensor, str]:
-    """Gains of rows and columns, fitted by least squares in turn, taken out where they are not 1."""
-    known = torch.isfinite(theirs) & (theirs != 0)  # what was pruned says nothing of gains
+    """Fit the gains of rows and columns by alternating least squares, and divide by them if they differ from 1."""
+    known = torch.isfinite(theirs) & (theirs != 0)  # pruned weights say nothing about gains
     s = torch.where(known, theirs, 0.0).reshape(len(theirs), theirs.shape[1], -1)
     w = torch.where(known, ours, 0.0).reshape(s.shape)
     noise = float((s - w).norm() / w.norm().clamp(min=1e-30))
@@ -166,7 +166,7 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 
 def _floats(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Matrices and kernels in float32; quantised linear layers keep weight and bias as a pair."""
+    """Matrices and kernels in float32. Quantised linear layers store weight and bias as a pair."""
     found = {}
     for name, value in tensors.items():
         for tensor in value if isinstance(value, tuple | list) else (value,):
@@ -179,7 +179,7 @@ def _floats(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _without_prefixes(suspect: Mapping[str, Any], base: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Names without what wrappers put before all of them."""
+    """Names without the prefixes that wrappers add to all of them."""
     found = dict(suspect)
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in found) and not any(name.startswith(prefix) for name in base):

@@ -15,7 +15,7 @@ FINGERPRINT = "fingerprint"
 
 
 def fingerprint_plan(base: Target, layout: Layout, client_secret: bytes, *, digest: str | None = None) -> Plan:
-    """The plan that makes a client's copy of the base; ``digest`` is the base's, where it is known already."""
+    """The plan that turns the base into a client's copy; ``digest`` is the base's, if already known."""
     signs = torch.from_numpy(code(client_secret, layout.chips))
     held = carriers(base.model)
     if {name: tuple(tensor.shape) for name, tensor in held.items()} != dict(layout.shapes):
@@ -27,9 +27,10 @@ def fingerprint_plan(base: Target, layout: Layout, client_secret: bytes, *, dige
 
 
 def fingerprinted(layout: Layout, name: str, tensor: Tensor, signs: Tensor) -> Tensor:
-    """One tensor of a client's copy, in the type of the base's; ``signs`` are the client's code.
+    """One tensor of a client's copy, in the dtype of the base's; ``signs`` is the client's code.
 
-    Float32 is enough for what is added, a percent of the weights; a row with a value that is not finite stays as it is.
+    Float32 is enough for the mark, which is a percent of the weights. A row with a value that is not finite is not
+    marked.
     """
     base = tensor.detach().cpu()
     wide = torch.promote_types(base.dtype, torch.float32)

@@ -1,20 +1,20 @@
 """Which weights carry a fingerprint, and how strongly.
 
 Every parameter with two axes or more and at least 1024 weights carries: convolutions, linear layers, embeddings.
-Biases and norms are left alone: they are few, and a model depends on each of them much more. In row r of a tensor (its
-first axis) the mark's standard deviation is
+Biases and norms are left alone: they are few, and a model is much more sensitive to each of them. In row r of a tensor
+(its first axis) the mark's standard deviation is
 
     a_t · scale_r,    scale_r = √(mean of the row's squared weights), rounded to 8 significant bits
 
-so that no row gets more than another relative to its size, and a dead row gets nothing. The rounding makes the scale,
-and with it every bit of an issued file, the same on machines that add up in another order.
+so every row changes by the same fraction of its size, and a dead row is not marked. The rounding makes the scale, and
+with it every bit of an issued file, the same on machines that sum in another order.
 
-Small tensors are what a model is sensitive to: as a rule a relative change of a whole tensor does the same harm however
-many weights it has. So a tensor's amplitude grows with the root of its size n_t,
+Models are sensitive to small tensors: as a rule, the same relative change of a whole tensor does the same harm however
+many weights it has. So a tensor's amplitude grows with the square root of its size n_t,
 
     a_t = a · √(n_t / n̂),    n̂ = Σ n_t² / Σ n_t,
 
-by which the mean of a_t² over all weights is a²: the score stays what it is, and the harm becomes a fraction.
+which keeps the mean of a_t² over all weights at a²: scores stay the same, and the harm is a fraction of what it was.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from stainlock.fingerprints.streams import check_secret
 
 CHIPS = 16384
 AMPLITUDE = 0.01
-PAGE = 1024  # weights that are mixed with one another, and chips in each of them
-_LEAST = 1024  # weights of a tensor that carries
+PAGE = 1024  # weights per page, and chips per page: every weight of a page carries all of its chips
+_LEAST = 1024  # weights that a tensor needs to carry a mark
 _BITS = 8
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The owner's choice for one model: its secret, the number of chips m, the amplitude a and what carries.
+    """The settings for one model: its secret, the number of chips m, the amplitude a and the tensors that carry.
 
-    ``shapes`` has every tensor that carries, by name.
+    ``shapes`` has the shape of every tensor that carries, by name.
     """
 
     secret: bytes = field(repr=False)
@@ -69,12 +69,12 @@ class Layout:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """How many weights of each tensor carry."""
+        """Number of weights in each tensor that carries."""
         return {name: math.prod(shape) for name, shape in self.shapes.items()}
 
     @property
     def weights(self) -> int:
-        """How many weights carry."""
+        """Number of weights that carry, in all tensors."""
         return sum(self.sizes.values())
 
     def amplitude_of(self, name: str) -> float:
@@ -83,7 +83,7 @@ class Layout:
 
 
 def carriers(base: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that carry, by name; a tensor with several names under the first of them."""
+    """The tensors that carry, by name. A tensor with several names is listed under the first."""
     named = dict(base.named_parameters()) if isinstance(base, nn.Module) else base
     found, seen = {}, set()
     for name, tensor in named.items():

@@ -1,10 +1,10 @@
 """Channels that were mixed with one another: a tensor times an unknown matrix.
 
-Where nothing but linear layers and sums touch a stream of channels (the residual stream of a transformer, the narrow
-ends of inverted residuals), a thief can turn it by any matrix M that the next layers undo. Of a layer that reads it the
-suspect then has S = W M, of one that writes it S = M W. With at least twice as many rows as columns, M is found by
-least squares, and S M⁻¹ = W + mark − (what of the mark lies in W's own columns): of R rows and C columns (R − C)/R
-of the mark are left.
+If only linear layers and sums touch a stream of channels (the residual stream of a transformer, the narrow ends of
+inverted residuals), a thief can transform it by any invertible matrix M that the next layers undo. A layer that reads
+the stream then becomes S = W M, one that writes it S = M W. With at least twice as many rows as columns, M is found by
+least squares, and S M⁻¹ = W + mark − (the mark's projection onto the columns of W): with R rows and C columns, a
+share (R − C)/R of the mark remains.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_TALL = 2  # times as many rows as columns
-_LARGEST = 2048  # columns: solving takes their cube
-_LEFT = 0.4  # of W that M may fail to explain; of an unrelated tensor, with twice as many rows, it is 0.7
+_TALL = 2  # times as many rows as columns, at least
+_LARGEST = 2048  # columns: the time to solve grows with their cube
+_LEFT = 0.4  # largest ‖S M⁻¹ − W‖ / ‖W‖ accepted; unrelated tensors are far above 1
 
 
 def unmixed(theirs: Tensor, ours: Tensor) -> Tensor | None:
-    """The suspect's tensor with its inputs' or outputs' mixture undone; None where it is none."""
+    """The suspect's tensor with the mixing of its inputs or outputs undone; None if that does not give the base's."""
     if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all()):
         return None
     for axis in (1, 0):

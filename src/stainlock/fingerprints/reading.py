@@ -1,10 +1,10 @@
 """Reading a suspect: its difference from the base, folded onto the chips in one pass.
 
-For every tensor that carries, u = (suspect − base) / (a · scale_row); a client's copy has u = mark. What was done to
-the file since adds to u whatever it likes, so u goes through a score function f before it is folded
-(`stainlock.fingerprints.scores`): what is common to a tensor, wild values and pruned weights then say nothing, and
-tensors count by how well the mark can be told in them. None of this needs to be right: tracing is valid for every y
-that was made without the innocent clients' codes.
+For every tensor that carries, u = (suspect − base) / (a · scale_row); a client's copy has u = mark. Whatever was done
+to the file since is added to u, so u goes through a score function f before it is folded
+(`stainlock.fingerprints.scores`). Shifts common to a tensor, outliers and pruned weights then contribute nothing, and
+tensors are weighted by how well the mark can be read in them. None of this needs to be right: tracing is valid for
+every y that was made without the innocent clients' codes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stainlock.fingerprints.spreading import fold
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read: one number for each chip; ``compared`` of the ``carrying`` weights could be laid side by side.
+    """One number per chip. ``compared`` of the ``carrying`` weights could be compared with the base.
 
-    ``missing`` says of each tensor that could not be compared why. ``blind``: without the base.
+    ``missing`` says, for each tensor that could not be compared, why. ``blind``: read without the base.
     """
 
     chips: NDArray[np.float64]
@@ -37,12 +37,12 @@ class Reading:
 
     @property
     def reach(self) -> float:
-        """The score that an untouched copy would have with so many weights compared, at most."""
+        """About the highest score that an untouched copy can have with this many weights compared."""
         return float(np.sqrt(min(self.compared, len(self.chips))))
 
 
 def read(suspect: Mapping[str, Tensor], base: Mapping[str, Tensor] | None, layout: Layout) -> Reading:
-    """A suspect's weights, laid beside the base's by name; without a base (weaker) they are read as they are."""
+    """Read a suspect's weights against the base's of the same name; without a base (weaker) they are read as they are."""
     chips = torch.zeros(layout.chips, dtype=torch.float64)
     compared, missing = 0, {}
     for name, shape in layout.shapes.items():
@@ -66,7 +66,7 @@ def read(suspect: Mapping[str, Tensor], base: Mapping[str, Tensor] | None, layou
 
 
 def _scored(theirs: Tensor, ours: Tensor | None, amplitude: float) -> tuple[Tensor, int]:
-    """f(u) for every weight of a tensor, zero where it says nothing, and how many say something."""
+    """f(u) for every weight of a tensor, zero for unusable ones, and the number of usable weights."""
     suspect = (theirs.dequantize() if theirs.is_quantized else theirs).detach().cpu().float()
     base = torch.zeros_like(suspect) if ours is None else ours.detach().cpu().float()
     steps = (amplitude * row_scales(suspect if ours is None else base)).float().view(-1, *(1,) * (suspect.dim() - 1))

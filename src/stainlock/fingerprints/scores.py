@@ -1,14 +1,14 @@
 """How much a difference says about the mark: the score function of the differences themselves.
 
-With a mark that is small beside everything else that was done to a tensor, the best statistic is the sum of
+If the mark is small compared with everything else that was done to a tensor, the best statistic is the sum of
 f(u)·mark with
 
     f(u) = −(log p)'(u)
 
-where p is the density of u (the locally most powerful test). The density is taken from the tensor itself: a histogram,
-smoothed. Noise makes f a line, steep where there is little of it, so that tensors count by what they tell; a shift of
-all weights is taken out; far outliers get nothing; of weights that were moved to either of two sides, as by taking the
-least or the greatest of many copies, each side has its own centre. For an untouched copy f(u) = u.
+where p is the density of u (the locally most powerful test). The density is estimated from the tensor itself, by a
+smoothed histogram. For normal noise f is a line, steeper the less noise there is, so tensors are weighted by what they
+reveal. A shift of all weights is removed, and far outliers get 0. If weights were moved to one of two sides, as by
+taking the minimum or maximum of many copies, each side has its own centre. For an untouched copy f(u) = u.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _BINS = 512
-_REACH = 6.0  # spreads on either side of the median that the histogram covers
-_SAMPLE = 1 << 19  # weights of a tensor that the density is taken from
-_AT_ONCE = 1 << 18  # weights, so that intermediate values stay in the processor's cache
-_NARROWEST, _WIDEST = 0.06, 0.4  # the smoothing kernel's deviation, in spreads
-_NORMAL = 1.4826  # a normal distribution's deviation, in median absolute deviations
+_REACH = 6.0  # half-width of the histogram around the median, in units of the spread
+_SAMPLE = 1 << 19  # weights per tensor from which the density is estimated, about
+_AT_ONCE = 1 << 18  # weights per step: intermediate values stay in the processor's cache
+_NARROWEST, _WIDEST = 0.06, 0.4  # limits of the smoothing kernel's standard deviation, in units of the spread
+_NORMAL = 1.4826  # standard deviation of a normal distribution divided by its median absolute deviation
 
 
 def score(u: Tensor) -> Tensor:
-    """f(u) for a row of values; zero for those that are not finite, which say nothing."""
+    """f(u) for a vector of values; zero for those that are not finite."""
     sample = u[:: max(1, len(u) // _SAMPLE)]
     sample = sample[torch.isfinite(sample)]
     if len(sample) < 2:
@@ -50,7 +50,7 @@ def _bins(u: Tensor, start: float, width: float) -> Tensor:
 
 
 def _slope(counts: Tensor, deviation: float) -> Tensor:
-    """−(log p)' from a histogram, in bins, smoothed by a normal kernel of this deviation."""
+    """−(log p)' per bin of a histogram, smoothed by a normal kernel with this standard deviation in bins."""
     reach = int(4 * deviation) + 1
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float64)
     kernel = torch.exp(-0.5 * (offsets / deviation) ** 2)
@@ -58,5 +58,5 @@ def _slope(counts: Tensor, deviation: float) -> Tensor:
     padded = counts.view(1, 1, -1)
     density = F.conv1d(padded, kernel.view(1, 1, -1), padding=reach).flatten()
     change = F.conv1d(padded, (offsets / deviation**2 * kernel).view(1, 1, -1), padding=reach).flatten()
-    floor = 1e-3 * float(density.max())  # a few weights far out tell no density
+    floor = 1e-3 * float(density.max())  # a few far outliers don't give a reliable density
     return -change / (density + floor)

@@ -6,12 +6,12 @@ k = (first + p) mod (m/B), mixed by a Hadamard matrix H between two rows of secr
     spread   x_p  =  s_p ⊙ H (t_p ⊙ code_k) / √B           every weight carries all chips of its block
     fold     y_k  =  Σ_p  t_p ⊙ H (s_p ⊙ u_p) / √B         the transpose: fold(spread(code)) = pages · code
 
-H has orthogonal rows, so that nothing is lost. A weight's mark is a sum of 1024 signs, all but normally distributed:
-colluders who hold many copies see no two levels whose middle is the base. Its values are multiples of 1/32, computed
-without rounding in any order of addition.
+H has orthogonal rows, so nothing is lost. A weight's mark is a scaled sum of 1024 signs, very close to normal: colluders
+with many copies do not see two levels with the base in the middle. Its values are multiples of 1/32, computed without
+rounding in any order of addition.
 
 A tensor's stream (`stainlock.fingerprints.streams`) has 8 bytes for ``first``, a big-endian number, and then for each
-page 128 bytes for s_p and 128 for t_p. Of a page that is not full, the weights that are missing count as zeros.
+page 128 bytes for s_p and 128 for t_p. If the last page is not full, the missing weights count as zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stainlock.fingerprints.streams import keystream, signs, tensor_secret
 
 _SIDE = 32
 _ROW = PAGE // 8
-_AT_ONCE = 256  # pages, so that intermediate values stay in the processor's cache
+_AT_ONCE = 256  # pages per step: intermediate values stay in the processor's cache
 
 
 def _hadamard(size: int) -> Tensor:
@@ -42,14 +42,16 @@ _HADAMARD = _hadamard(_SIDE)
 
 
 def mix(pages: Tensor) -> Tensor:
-    """H times every page, over √B, with H_32 ⊗ H_32 as H and the page transposed: its own transpose and inverse."""
+    """H times every page, divided by √B. H is H_32 ⊗ H_32 followed by transposing the page as a 32×32 matrix: the
+    operation is its own transpose and inverse.
+    """
     rows = pages.reshape(-1, _SIDE) @ _HADAMARD
     turned = rows.view(-1, _SIDE, _SIDE).transpose(1, 2).reshape(-1, _SIDE)
     return (turned @ _HADAMARD).view(-1, PAGE).div_(_SIDE)
 
 
 def _pages(layout: Layout, name: str, count: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Parts of a tensor: which weights, s and t of their pages, and the pages' blocks of chips."""
+    """A tensor in parts: the slice of its weights, s and t of their pages, and each page's block of chips."""
     pages = -(-count // PAGE)
     stream = np.frombuffer(keystream(tensor_secret(layout.secret, name), 8 + 2 * _ROW * pages), np.uint8)
     blocks = layout.chips // PAGE
@@ -63,7 +65,7 @@ def _pages(layout: Layout, name: str, count: int) -> Iterator[tuple[slice, Tenso
 
 
 def spread(layout: Layout, name: str, code: Tensor) -> Tensor:
-    """The mark of one tensor in its shape, of variance 1, for a code of ±1 in float32."""
+    """The mark of one tensor, in its shape and with variance 1, for a code of ±1 in float32."""
     shape = layout.shapes[name]
     count = torch.Size(shape).numel()
     blocks = code.view(-1, PAGE)
@@ -74,7 +76,7 @@ def spread(layout: Layout, name: str, code: Tensor) -> Tensor:
 
 
 def fold(layout: Layout, name: str, values: Tensor) -> Tensor:
-    """Values for every weight of a tensor, summed onto the chips: ``(m,)`` in float64."""
+    """Sum one value per weight of a tensor onto the chips: ``(m,)`` in float64."""
     flat = values.reshape(-1).float()
     chips = torch.zeros(layout.chips // PAGE, PAGE, dtype=torch.float64)
     for weights, s, t, block in _pages(layout, name, len(flat)):

@@ -3,8 +3,8 @@
     code(client)       the first m bits of ChaCha20(client's secret)
     carrier(tensor)    ChaCha20(BLAKE2b-256(name, key = model's secret, person = "stainlock carry"))
 
-A bit that is set is +1, others are −1, from the highest bit of each byte to its lowest. Both secrets are 32 bytes. A
-tensor's stream follows from its name alone, so that what is left of a model can be read without the rest.
+A bit that is set is +1, others are −1, from the highest bit of each byte to the lowest. Both secrets are 32 bytes. A
+tensor's stream depends only on its name and the model's secret, so parts of a model can be read without the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 SECRET_BYTES = 32
 _PERSON = b"stainlock carry"
-_NONCE = bytes(16)  # of the library's 16 bytes the first are the counter
+_NONCE = bytes(16)  # the library's 16 bytes begin with the counter
 _SIGNS = (2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1).astype(np.float32)
 
 
@@ -39,7 +39,7 @@ def tensor_secret(model_secret: bytes, name: str) -> bytes:
 
 
 def signs(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """±1 for each bit: ``(..., bytes)`` to ``(..., 8 · bytes)``."""
+    """±1 per bit: ``(..., bytes)`` to ``(..., 8 · bytes)``."""
     return _SIGNS[packed].reshape(*packed.shape[:-1], 8 * packed.shape[-1])
 
 

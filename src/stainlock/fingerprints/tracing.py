@@ -1,20 +1,20 @@
-"""Tracing: which clients' codes a reading holds.
+"""Tracing: which clients' codes are in a reading.
 
-A client's score is z = y·code / ‖y‖, where y is the reading. Of a client who had no part in a suspect, the code's signs
-are independent of y, whatever was done to the suspect, and by Hoeffding's inequality
+A client's score is z = y·code / ‖y‖, where y is the reading. For a client who had no part in a suspect, the code's
+signs are independent of y, whatever was done to the suspect, and by Hoeffding's inequality
 
     P(z > t)  ≤  exp(−t²/2),      P(|z| > t)  ≤  2 exp(−t²/2)
 
-for every y, exactly. With N codes looked at in R = 2 rounds, a client is named where
+for every y, exactly. With N codes tested in R = 2 rounds, a client is named if
 
     p  =  2 · R · N · exp(−z²/2)  ≤  level,
 
-so that with probability at least 1 − level no innocent client is. A score far below zero names too: the client's copy
-was subtracted, as a coalition does to make some of its members look innocent.
+so with probability at least 1 − level no innocent client is named. A score far below zero names a client too: their
+copy was subtracted, as a coalition does to make some of its members look innocent.
 
-Second round: the named clients' codes are projected out of y, and the rest are scored again. Of an innocent client j,
-the clients named besides j are chosen without code_j, so that the bound holds for the second y too: hence R, no more.
-Only clients with |z| > 2 in the first round are scored again; to look at fewer can't name more.
+Second round: the named clients' codes are projected out of y, and the others are scored again. For an innocent client
+j, the clients named besides j are chosen without code_j, so the bound holds for the second y too, and the factor R is
+enough. Only clients with |z| > 2 in the first round are scored again; scoring fewer can't name more.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from stainlock.fingerprints.streams import packed_codes, signs
 
 LEVEL = 1e-6
 ROUNDS, SIDES = 2, 2
-_AT_ONCE = 4096  # clients
-_AGAIN = 2.0
+_AT_ONCE = 4096  # clients per step
+_AGAIN = 2.0  # |z| in the first round above which a client is scored again: limits the codes kept in memory
 
 
 @dataclass(frozen=True)
 class Accused:
-    """A client who is named: the place of the secret among those tested, the score, and the corrected p-value.
+    """A client who is named: the index of the secret among those tested, the score, and the corrected p-value.
 
-    ``log10_p_value`` is there because p-values below 1e−308 are 0 in floats. ``round`` is the one that named them.
+    ``log10_p_value`` is needed because p-values below 1e−308 are 0 as floats. ``round`` is the round that named them.
     """
 
     client: int
@@ -58,7 +58,7 @@ class Trace:
     accused: tuple[Accused, ...]
     scores: NDArray[np.float64]
     level: float
-    threshold: float  # the score, above or below zero, that names
+    threshold: float  # a client is named if |z| exceeds it
 
     @property
     def tested(self) -> int:
@@ -68,9 +68,9 @@ class Trace:
 def trace(
     reading: Reading, client_secrets: Iterable[bytes], level: float = LEVEL, *, clients: int | None = None
 ) -> Trace:
-    """Who, of the clients with these secrets, had a part in what was read. Secrets may be a generator of millions.
+    """Which of the clients with these secrets had a part in the suspect. Secrets may come from a generator of millions.
 
-    ``clients`` is how many p-values are corrected for, where these are some of more that are looked at.
+    ``clients`` is the number of tests to correct for, if these secrets are only some of those tested.
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
@@ -100,7 +100,7 @@ def trace(
 def scores(weights: NDArray[np.float64], packed: NDArray[np.uint8]) -> NDArray[np.float64]:
     """weights·code for every row of packed codes.
 
-    For each byte of the codes, eight chips, the 256 sums that there can be are made once and looked up.
+    For each byte of the codes, eight chips, the 256 possible sums are computed once and looked up.
     """
     tables = weights.reshape(-1, 8) @ signs(np.arange(256, dtype=np.uint8)[:, None]).T.astype(np.float64)
     columns = np.ascontiguousarray(packed.T)
@@ -112,7 +112,7 @@ def scores(weights: NDArray[np.float64], packed: NDArray[np.uint8]) -> NDArray[n
 
 
 def threshold_for(tested: int, level: float) -> float:
-    """The score, above or below zero, from which a client is named."""
+    """The threshold on |z| above which a client is named."""
     return math.sqrt(2 * math.log(SIDES * ROUNDS * max(tested, 1) / level))
 
 
@@ -129,7 +129,7 @@ def _accused(client: int, z: float, tested: int, number: int) -> Accused:
 def _scored(
     weights: NDArray[np.float64], client_secrets: Iterable[bytes]
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float64]]]:
-    """Codes and scores, some thousand clients at a time; a second core scores while this one makes the next codes."""
+    """Codes and scores, a few thousand clients at a time. A second thread scores while this one makes the next codes."""
     secrets = iter(client_secrets)
     with ThreadPoolExecutor(1) as other:
         before: tuple[NDArray[np.uint8], Future[NDArray[np.float64]]] | None = None
@@ -143,13 +143,13 @@ def _scored(
 
 
 def unit(chips: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A reading of length 1; one of zeros stays as it is."""
+    """A reading scaled to norm 1; zeros stay zeros."""
     norm = float(np.linalg.norm(chips))
     return chips / norm if norm > 0 else np.zeros_like(chips)
 
 
 def without(chips: NDArray[np.float64], codes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What is left of a reading when codes are projected out."""
+    """A reading with these codes projected out."""
     shares, *_ = np.linalg.lstsq(codes.T, chips, rcond=None)
     left: NDArray[np.float64] = chips - codes.T @ shares
     return left

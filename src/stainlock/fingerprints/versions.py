@@ -1,14 +1,13 @@
-"""Files made of copies of several versions of a model: the other versions' share, taken out before marks are read.
+"""Files made of copies of several versions of a model: remove the other versions' share before reading marks.
 
-The average of copies of two versions differs from either base by half of what the versions differ by, which is noise to
-the marks, and usually many times as large. But the owner has both bases, so that of a tensor S of the suspect
+The average of copies of two versions differs from either base by half the difference between the versions. To the marks
+this is noise, usually many times as large as they are. But the owner has both bases, so for a tensor S of the suspect
 
     S  =  s_0 · base + Σ_v s_v · V_v + rest,        base + rest  is read in place of S,
 
-with the shares s fitted by least squares to a sample of the weights, those that are zero (pruned) apart. A version is
-taken into the sum only where the rest's median falls by a tenth or more; most suspects have no such version, and are
-read as they are. As everywhere before the codes are looked at, nothing here knows of any client's code, so that tracing
-stays valid whatever is fitted.
+with the shares s fitted by least squares to a sample of the weights, except those that are zero (pruned). A version
+enters the sum only if that lowers the median of |rest| by more than a tenth. Most suspects contain no other version and
+are read as they are. Nothing here uses any client's code, so tracing stays valid whatever is fitted.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_SAMPLE = 65536  # weights of a tensor that shares are fitted to
-_FEWEST = 64
-_FALLS = 0.9  # of the rest's median, from which a version is taken to be there
+_SAMPLE = 65536  # weights per tensor to which shares are fitted, about
+_FEWEST = 64  # usable weights needed in the sample
+_FALLS = 0.9  # a version is accepted if the median of |rest| falls below this share of its previous value
 
 State = Mapping[str, Tensor]
 
@@ -28,7 +27,7 @@ State = Mapping[str, Tensor]
 def without_versions(
     suspect: State, base: State, versions: Mapping[str, State]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The suspect's tensors, under the base's names, less the share of other versions; and which versions had one."""
+    """The suspect's tensors, under the base's names, minus the share of other versions; and which versions had one."""
     left, found = dict(suspect), set()
     for name, theirs in suspect.items():
         others = {label: state[name] for label, state in versions.items()
@@ -47,7 +46,7 @@ def without_versions(
 
 
 def _shares(theirs: Tensor, ours: Tensor, others: Mapping[str, Tensor]) -> dict[str, float]:
-    """The base's share, under "", and those of the versions that were chosen, the one that explains most first."""
+    """The base's share, under "", and those of the chosen versions, in the order in which they were chosen."""
     step = max(1, theirs.numel() // _SAMPLE)
     sample = theirs[::step].double()
     known = torch.isfinite(sample) & (sample != 0)
@@ -68,7 +67,7 @@ def _shares(theirs: Tensor, ours: Tensor, others: Mapping[str, Tensor]) -> dict[
 
 
 def _fit(sample: Tensor, columns: list[Tensor]) -> tuple[float, list[float]]:
-    """The median of what is left of a sample, and the shares by least squares."""
+    """The median absolute residual of the sample, and the shares, by least squares."""
     matrix = torch.stack(columns, 1)
     shares = torch.linalg.lstsq(matrix.T @ matrix, (matrix.T @ sample)[:, None], driver="gelsd").solution[:, 0]
     return float((sample - matrix @ shares).abs().median()), shares.tolist()

@@ -1,5 +1,5 @@
-"""What runs inside a model with a keyed lock: it reads the patch's bits and permutes channels in front of layers.
+"""The code that runs inside a model with a keyed lock: it reads the patch's bits and permutes channels before layers.
 
-`reader` takes the bits off an image, `chacha` and `schedule` turn them into permutations, `gates` apply these, and
-`structure` says what of all this a model has, so that a bundle can put it in again.
+`reader` reads the bits from an image, `chacha` and `schedule` derive permutations from them, and `gates` applies these.
+`structure` describes a model's reader and gates, so that a bundle can add them again.
 """

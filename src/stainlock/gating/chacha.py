@@ -1,13 +1,13 @@
-"""ChaCha (Bernstein 2008; RFC 8439) in ordinary integer tensor operations, which export.
+"""ChaCha (Bernstein 2008; RFC 8439) as ordinary integer tensor operations, which can be exported.
 
 The state is four rows of four 32-bit words: constants, key, key, and counter with nonce. A quarter round is
 
     a += b;  d = (d ⊕ a) ⋘ 16;   c += d;  b = (b ⊕ c) ⋘ 12;   a += b;  d = (d ⊕ a) ⋘ 8;   c += d;  b = (b ⊕ c) ⋘ 7
 
-on all four columns at once, then on the diagonals. Blocks differ in their counter alone and are computed side by side.
+on all four columns at once, then on the diagonals. Blocks differ only in their counter and are computed in parallel.
 
-Words live in int64, where nothing overflows: only the low 32 bits count, and they are masked before a rotation reads
-the upper ones. So sums and rotated words may carry dirt above bit 32 (less than 2⁵⁵ after 20 rounds).
+Words are held in int64, where nothing overflows. Only the low 32 bits count, and words are masked before they are
+rotated, so sums and rotated words may have garbage above bit 32 (less than 2⁵⁵ after 20 rounds).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte
 
 
 def keystream(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Tensor:
-    """The first ``blocks`` blocks of every key ``(N, 8)``, words in int64: ``(N, 16 · blocks)``, words in int64.
+    """The first ``blocks`` blocks for keys ``(N, 8)``: ``(N, 16 · blocks)``; both are 32-bit words in int64.
 
     The nonce has three words; the counter starts at 0.
     """
@@ -56,10 +56,10 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor,
 
 
 def _rotate(words: Tensor, places: int) -> Tensor:
-    """Left, by fewer than 32 places.
+    """Rotate left by fewer than 32 places.
 
-    ONNX shifts unsigned words alone, and its exporter makes nine operations of a signed shift to the right. There a
-    word is scaled by a power of two in float64 instead, which is exact, and truncated.
+    ONNX can shift only unsigned words, and its exporter turns a signed right shift into nine operations. For ONNX the
+    word is instead scaled by a power of two in float64, which is exact, and truncated.
     """
     words = words & _MASK
     if torch.onnx.is_in_onnx_export():

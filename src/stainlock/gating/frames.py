@@ -1,7 +1,7 @@
-"""What the gates of a lock share during one call of the model: the permutations that the reader derived.
+"""State that the gates of a lock share during one call of the model: the permutations that the reader derived.
 
-A frame belongs to the thread and to the call, so that two threads may run one model, and one model may be inside
-another. Nothing of it belongs to the model: neither a copy nor a file of the model has it.
+Each thread and each call has its own frame, so two threads can run the same model, and one model can be inside another.
+Frames are not part of the model: neither copies nor files of the model contain them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from torch import Tensor
 
 from stainlock.gating.schedule import Schedule
 
-# Locks whose last permutations a thread keeps.
+# Number of locks whose latest permutations a thread caches.
 _KEPT = 4
 
 
 class Orders:
-    """The permutations of all gates in one call; their inverses are made when they are first asked for."""
+    """The permutations of all gates in one call; inverses are computed on first use."""
 
     def __init__(self, orders: list[Tensor]) -> None:
         self.orders = orders
         self._inverses: dict[int, Tensor] = {}
 
     def inverse(self, gate: int) -> Tensor:
-        """``(C,)``, of a permutation that all images have in common."""
+        """The inverse ``(C,)`` of a permutation that all images share."""
         if gate not in self._inverses:
             with torch.inference_mode(False), torch.no_grad():
                 self._inverses[gate] = self.orders[gate][0].argsort()
@@ -33,10 +33,10 @@ class Orders:
 
 
 class _Frames(threading.local):
-    """For each lock the stack of calls that this thread is in: the gates' permutations of each, once they are read.
+    """For each lock, the stack of calls that this thread is in, each with its permutations once they have been read.
 
-    The last bits of a few locks are kept with their permutations, since most batches carry the same key as the one
-    before. Nothing of it belongs to the model, so that neither a copy nor a file of the model has it.
+    The latest bits of a few locks are cached with their permutations, since most batches carry the same key as the
+    previous one.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,6 @@ FRAMES = _Frames()
 
 
 def is_traced() -> bool:
-    """Whether operations are recorded, to be run on other images: nothing may depend on what these hold."""
+    """Whether operations are being recorded to run on other images: then nothing may depend on the current values."""
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return traced or torch.compiler.is_compiling()

@@ -1,9 +1,10 @@
-"""Layers that can have a gate, and what a gate does to what they are given.
+"""Layers that can have a gate, and what a gate does to their input.
 
     order     file   W'[:, i] = W[:, π(i)]          run   y = W' · x[π]  =  W x
     scatter   file   W'[r, q_r(j)] = W[r, j]        run   W[r, j] = W'[r, q_r(j)],  y = W x
 
-An ordered layer's input channels are permuted; a scattered layer's weights are, in each row, all taps of all channels.
+In an ordered layer the input channels are permuted. In a scattered layer the weights of each row are, over all taps of
+all channels.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 @dataclass(frozen=True)
 class Gated:
-    """A layer that can have a gate: the parameter whose columns are permuted, their axis, and where its input has
-    channels and images. ``repeat``: rows of the input for each image, as windows of an attention have them.
+    """A layer that can have a gate: the parameter whose columns are permuted and their axis, and the axes of channels
+    and images in its input. ``repeat``: rows of the input per image, more than 1 in windowed attention.
 
-    Of a scattered layer ``width`` is the number of weights in each of its ``rows``.
+    For a scattered layer, ``width`` is the number of weights in each of its ``rows``.
     """
 
     layer: str
@@ -45,17 +46,17 @@ class Gated:
 
     @property
     def tensor(self) -> str:
-        """The parameter's whole name."""
+        """The parameter's full name."""
         return f"{self.layer}.{self.parameter}" if self.layer else self.parameter
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has it; a gate that orders channels says so by leaving its form out."""
+        """As JSON; ``form`` and ``rows`` are left out for a gate that orders channels."""
         listed = asdict(self)
         return listed if self.form == "scatter" else {k: v for k, v in listed.items() if k not in ("form", "rows")}
 
 
 def gated_layer(name: str, layer: nn.Module) -> Gated | None:
-    """How this layer would be gated; None where its inputs can't be permuted by its weights' columns."""
+    """How this layer would be gated; None if permuting its weight's columns can't undo a permutation of its input."""
     if isinstance(layer, nn.Linear):
         return Gated(name, layer.in_features, channels=-1)
     if isinstance(layer, _CONVOLUTIONS + _TRANSPOSED) and layer.groups == 1:
@@ -67,7 +68,7 @@ def gated_layer(name: str, layer: nn.Module) -> Gated | None:
 
 
 def scattered_layer(gated: Gated, layer: nn.Module) -> Gated | None:
-    """How this layer's weights would be scattered; None where images can't each have weights of their own."""
+    """How this layer's weights would be scattered; None if images can't each have their own weights."""
     plain = type(layer) is nn.Linear or (
         type(layer) in (nn.Conv2d, nn.Conv3d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     )
@@ -79,19 +80,19 @@ def scattered_layer(gated: Gated, layer: nn.Module) -> Gated | None:
 
 
 def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
-    """``x[π]`` along the channels: one permutation ``(1, C)`` for all, or one for each image ``(N, C)``."""
+    """``x[π]`` along the channels: one permutation ``(1, C)`` for all images, or one per image ``(N, C)``."""
     if order.shape[0] == 1 and gated.channels == 1:
         return x.index_select(1, order[0])
-    if order.shape[0] == 1:  # along the last axis gather is the faster of the two
+    if order.shape[0] == 1:  # along the last axis gather is faster
         return x.gather(-1, order.expand(*x.shape[:-1], -1))
-    if not is_traced() and x.shape[gated.batch] != order.shape[0] * gated.repeat:  # before that many are made
+    if not is_traced() and x.shape[gated.batch] != order.shape[0] * gated.repeat:  # before so many are allocated
         raise ModelError(
-            f"{gated.layer} is given {tuple(x.shape)}, expected {order.shape[0]} images of {gated.repeat} rows each"
+            f"{gated.layer} got {tuple(x.shape)}, expected {order.shape[0]} images of {gated.repeat} rows each"
             f" along axis {gated.batch}: the gate is for another model"
         )
     if gated.repeat != 1:
         order = order.repeat_interleave(gated.repeat, 0)
-    if gated.channels == 1:  # images and channels as one axis: whole maps are copied
+    if gated.channels == 1:  # images and channels as one axis, so that whole maps are copied
         first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
         return x.flatten(0, 1).index_select(0, (order + first).flatten()).view_as(x)
     shape = [1] * x.dim()
@@ -100,15 +101,15 @@ def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
 
 
 def gathered(weight: Tensor, pools: Tensor) -> Tensor:
-    """The weights of a scattered layer, each where it belongs, for each image: ``(N, *weight.shape)``."""
+    """The weights of a scattered layer in their original order, for each image: ``(N, *weight.shape)``."""
     orders = row_orders(pools, len(weight))
-    images = orders.shape[0]  # not its length, which is a number where it may be a symbol
+    images = orders.shape[0]  # not len(), which would turn a symbolic size into a number
     return weight.flatten(1).expand(images, -1, -1).gather(-1, orders).view(images, *weight.shape)
 
 
 def with_own_weights(layer: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
-    """What a linear layer or convolution gives images that have weights of their own, ``(N, *weight.shape)``, in
-    operations that can be recorded: N is not known."""
+    """The output of a linear layer or convolution for images that each have their own weights,
+    ``(N, *weight.shape)``, by operations that can be recorded without knowing N."""
     bias = layer.bias
     assert bias is None or isinstance(bias, Tensor)
     if isinstance(layer, nn.Linear):
@@ -120,7 +121,7 @@ def with_own_weights(layer: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
     if isinstance(x.shape[0], int) and x.shape[0] == 1:
         return convolved(x, weights[0], bias, layer.stride, layer.padding, layer.dilation)  # type: ignore[no-any-return]
     taps = math.prod(layer.kernel_size)
-    # One channel for every tap of every channel: a depthwise convolution whose kernels have a single one.
+    # Unfold by a depthwise convolution with one-hot kernels: one output channel per tap and input channel.
     single = torch.eye(taps, dtype=x.dtype, device=x.device).view(taps, 1, *layer.kernel_size)
     channels = layer.in_channels
     kernels = single.repeat(channels, *(1,) * (single.dim() - 1))

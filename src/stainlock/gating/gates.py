@@ -1,11 +1,11 @@
-"""The hooks of a keyed lock: a reader before the module that is given the images, and a gate before every gated layer.
+"""The hooks of a keyed lock: a reader before the module that takes the images, and a gate before every gated layer.
 
-Every parameter keeps its name, and fusing or quantising a layer takes its gate along. The reader reads the bits of
-every image of a batch and leaves the gates' permutations in a frame, which belongs to the thread and to this call of
-the model.
+Every parameter keeps its name, and fusing or quantising a layer in eager mode keeps its gate (torch.fx needs
+`modules`). The reader reads the bits of every image of a batch and stores the gates' permutations in a frame for this
+thread and this call of the model.
 
-Where all images of a batch carry one key, the columns of a small layer are put back in order instead of its inputs,
-W'[:, π⁻¹]: that moves fewer values than reordering large maps.
+If all images of a batch carry the same key, the columns of a small layer are put back in order instead of its input,
+W'[:, π⁻¹]: this moves fewer values than reordering large maps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stainlock.gating.schedule import Schedule
 
 
 class Reader:
-    """The hook that reads the bits, before the module that is given the images."""
+    """The hook that reads the bits, before the module that takes the images."""
 
     def __init__(self, lock: str, layout: Layout, schedule: Schedule) -> None:
         self.lock, self.layout, self.schedule = lock, layout, schedule
@@ -39,7 +39,7 @@ class Reader:
         return ((seen, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): seen})
 
     def read(self, inputs: Tensor) -> Tensor:
-        """Leave the permutations of these images to the gates; what the network is to see of them."""
+        """Store the permutations of these images for the gates; return what the network is to see of the images."""
         self._check(inputs)
         found = self._permutations(self.layout.read(inputs))
         stack = FRAMES.stacks.setdefault(self.lock, [])
@@ -52,7 +52,7 @@ class Reader:
     def _permutations(self, bits: Tensor) -> Orders:
         if is_traced():
             return Orders(self.schedule.permutations(bits))
-        with torch.inference_mode(False), torch.no_grad():  # what is kept may be used with gradients later
+        with torch.inference_mode(False), torch.no_grad():  # cached tensors may be used with gradients later
             bits = bits.clone()
             if len(bits) > 1 and bool((bits == bits[:1]).all()):
                 bits = bits[:1]
@@ -62,7 +62,7 @@ class Reader:
         if self.layout.form == "entries":
             if inputs.dim() < 2 or inputs.shape[1] <= self.layout.bits:
                 raise ValueError(
-                    f"expected inputs (N, d, ...) with the key's {self.layout.bits} entries behind the others, got"
+                    f"expected inputs (N, d, ...) with the key's {self.layout.bits} entries after the others, got"
                     f" {tuple(inputs.shape)}"
                 )
             return
@@ -75,7 +75,7 @@ class Reader:
 
 
 class Opening:
-    """The hook before the whole model: a new call."""
+    """The hook before the whole model: starts the frame of a new call."""
 
     def __init__(self, lock: str) -> None:
         self.lock = lock
@@ -85,7 +85,7 @@ class Opening:
 
 
 class Closing:
-    """The hook behind the whole model, which runs whatever happened inside: the call is over."""
+    """The hook after the whole model: ends the call's frame, even after an error."""
 
     def __init__(self, lock: str) -> None:
         self.lock = lock
@@ -118,8 +118,8 @@ class Gate:
 
 
 class ScatterGate(Gate):
-    """The hook before a scattered layer. Where operations are recorded it leaves the input as it is, and the hook
-    behind the layer gives what the right weights give; what the others gave is then not used by anything."""
+    """The hook before a scattered layer. While operations are being recorded it leaves the input as it is. The hook
+    after the layer then computes the output with the right weights, and the layer's own output is not used."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         pools, (x, *others) = self.orders().orders[self.number], args
@@ -127,7 +127,7 @@ class ScatterGate(Gate):
 
 
 class ScatterResult(Gate):
-    """The hook behind a scattered layer."""
+    """The hook after a scattered layer."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any = None) -> Any:
         if not is_traced():
@@ -137,11 +137,11 @@ class ScatterResult(Gate):
 
 
 class AttentionGate(Gate):
-    """The hook before an attention, whose query, key and value are projected by the columns of one parameter."""
+    """The hook before an attention layer, whose query, key and value are projected by the columns of one parameter."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         order, kwargs = self.orders().orders[self.number], {} if kwargs is None else kwargs
-        seen: dict[int, Tensor] = {}  # one tensor given three times stays one
+        seen: dict[int, Tensor] = {}  # a tensor passed three times stays one tensor
 
         def through(x: Tensor) -> Tensor:
             if id(x) not in seen:
@@ -155,7 +155,7 @@ class AttentionGate(Gate):
 def attach(
     model: nn.Module, lock: str, layout: Layout, schedule: Schedule, gates: tuple[Gated, ...], reader: str
 ) -> None:
-    """Put the hooks of a lock into a model; ``reader`` names the module that is given the images."""
+    """Add a lock's hooks to a model; ``reader`` names the module that takes the images."""
     model.register_forward_pre_hook(Opening(lock), prepend=True)
     model.register_forward_hook(Closing(lock), always_call=True)
     model.get_submodule(reader).register_forward_pre_hook(Reader(lock, layout, schedule), with_kwargs=True)
@@ -166,12 +166,12 @@ def attach(
         elif gated.form == "scatter":
             layer.register_forward_pre_hook(ScatterGate(lock, number, gated))
             layer.register_forward_hook(ScatterResult(lock, number, gated))
-        else:  # quantising a layer keeps its hooks, but forgets that they take keywords
+        else:  # without keywords: quantising a layer keeps its hooks, but not that flag
             layer.register_forward_pre_hook(Gate(lock, number, gated))
 
 
 def detach(model: nn.Module, lock: str) -> None:
-    """Take the hooks of a lock out again."""
+    """Remove a lock's hooks."""
     for module in model.modules():
         for hooks, companions in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),

@@ -1,8 +1,8 @@
 """The reader and the gates of a keyed lock as modules instead of hooks, for tools that trace with torch.fx.
 
-Such tools follow `forward` and drop the hooks of a model, and converting a layer to 8 bits drops its hooks too. Here
-each gated layer stands in a module that orders its input, and the model in one that reads the patch first. A tracer
-takes each of these steps for one function.
+Such tools trace `forward` and drop a model's hooks, and converting a layer to 8 bits drops its hooks too. Here each
+gated layer is wrapped in a module that permutes its input, and the model in one that reads the patch first. A tracer
+sees each of these steps as one function call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stainlock.gating.schedule import Schedule
 
 @torch.fx.wrap
 def read_patch(images: Tensor, lock: str, layout: Layout, schedule: Schedule) -> Tensor:
-    """What the network sees of these images; the permutations of their bits wait for the gates."""
+    """What the network sees of these images; their permutations are stored for the gates."""
     return Reader(lock, layout, schedule).read(images)
 
 
@@ -36,13 +36,13 @@ def through_gate(x: Tensor, lock: str, number: int, gated: Gated) -> Tensor:
 def by_scattered(
     x: Tensor, weight: Tensor, bias: Tensor | None, lock: str, number: int, gated: Gated, settings: tuple[Any, ...]
 ) -> Tensor:
-    """What a scattered layer gives; ``settings``: stride, padding, dilation and groups of a convolution."""
+    """The output of a scattered layer; ``settings``: stride, padding, dilation and groups of a convolution."""
     multiply: Any = {2: F.linear, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
     return by_own_weights(multiply, x, weight, Gate(lock, number, gated).orders().orders[number], bias, *settings)
 
 
 class _Around(nn.Module):
-    """A module in place of the one inside it, whose attributes it has."""
+    """A wrapper that takes a module's place and exposes its attributes."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Around(nn.Module):
 
 
 class ReadFirst(_Around):
-    """The module that is given the images, behind the reader."""
+    """The module that takes the images, with the reader before it."""
 
     def __init__(self, layer: nn.Module, lock: str, layout: Layout, schedule: Schedule) -> None:
         super().__init__(layer)
@@ -67,7 +67,7 @@ class ReadFirst(_Around):
 
 
 class _Gated(_Around):
-    """A gated layer, and which gate of which lock it has."""
+    """A gated layer, its lock, and the number of its gate."""
 
     def __init__(self, layer: nn.Module, lock: str, number: int, gated: Gated) -> None:
         super().__init__(layer)
@@ -78,14 +78,14 @@ class _Gated(_Around):
 
 
 class LayerBehindGate(_Gated):
-    """A gated layer behind its gate."""
+    """A layer with its gate before it."""
 
     def forward(self, x: Tensor) -> Any:
         return self.layer(self._ordered(x))
 
 
 class AttentionBehindGate(_Gated):
-    """An attention behind its gate; one tensor given three times stays one."""
+    """An attention layer with its gate before it; a tensor passed three times stays one tensor."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         ordered = self._ordered(query)
@@ -95,7 +95,7 @@ class AttentionBehindGate(_Gated):
 
 
 class ScatteredLayer(_Gated):
-    """A scattered layer; its weights are in order only while it runs, so that they stay in floats."""
+    """A scattered layer. Its weights are in order only while it runs, so they stay in floats."""
 
     def forward(self, x: Tensor) -> Any:
         layer: Any = self.layer
@@ -104,7 +104,7 @@ class ScatteredLayer(_Gated):
 
 
 def behind_gate(layer: nn.Module, lock: str, number: int, gated: Gated) -> nn.Module:
-    """A layer with its gate."""
+    """Wrap a layer together with its gate."""
     inner = layer
     while isinstance(inner, _Around):
         inner = inner.layer

@@ -1,7 +1,7 @@
-"""Inputs of a layer that bring the weights it is to be multiplied by.
+"""Inputs of a layer that carry the weights they are to be multiplied by.
 
-A hook can give its layer other inputs, but not other weights. So it gives an input that, when it is convolved or
-multiplied with the layer's weight, takes the right one instead; whoever else looks sees an ordinary tensor.
+A hook can change its layer's input, but not its weights. So it passes a tensor that, when convolved or multiplied with
+the layer's weight, uses the right weight instead. Every other operation sees an ordinary tensor.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_map_only
 
 from stainlock.gating.gated import Gated, gathered, permuted
 
-# Reordering one weight takes as long as this many values of a map, which are copied in whole rows.
+# Reordering one weight takes as long as reordering this many values of a map, which are copied in whole rows.
 _COLUMN_COST = 8
 
 
 class Reordered(Tensor):
-    """``x[π]``, for a layer that can be given W'[:, π⁻¹] and x instead; whoever else looks gets ``x[π]``."""
+    """``x[π]``, for a layer that can multiply x by W'[:, π⁻¹] instead; every other operation sees ``x[π]``."""
 
     order: Tensor
     undone: Tensor  # π⁻¹
@@ -49,13 +49,13 @@ def _in_order(x: Reordered) -> Tensor:
 
 
 def columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
-    """Whether it is faster to reorder the layer's weight than its input; other classes may do more than multiply."""
+    """Whether reordering the layer's weight is faster than its input; False for subclasses, which may do more."""
     multiplies = type(layer) is nn.Linear or (type(layer) in (nn.Conv2d, nn.Conv3d) and layer.padding_mode == "zeros")
     return multiplies and isinstance(layer.weight, Tensor) and _COLUMN_COST * layer.weight.numel() < x.numel()
 
 
 class Scattered(Tensor):
-    """``x``, for a scattered layer: its images are given W, of the key of all or each of its own."""
+    """``x``, for a scattered layer: it is multiplied by W, put in order by one key for all images or one per image."""
 
     pools: Tensor
 
@@ -78,7 +78,7 @@ class Scattered(Tensor):
 def by_own_weights(
     multiply: Callable[..., Tensor], images: Tensor, weight: Tensor, pools: Tensor, *others: Any, **options: Any
 ) -> Tensor:
-    """What a scattered layer gives these images, all of one key or each of its own."""
+    """The output of a scattered layer for images that share one key, or have one each."""
     parts = images.split(1) if len(pools) > 1 else (images,)
     found = [
         multiply(part, gathered(weight, own)[0], *others, **options)

@@ -1,16 +1,17 @@
-"""The reader: B secret bits out of the corner of a model's input, by signs that need no fixed threshold.
+"""The reader: takes B secret bits from the corner of a model's input, as signs that need no fixed threshold.
 
     pairs   b = [mean of tile A > mean of tile B],  A and B neighbours, light and dark or dark and light
     pixels  b = [pixel > mean of the patch],        a bit for each pixel and colour channel
     entries b = [entry > the middle of its range],  for inputs without a plane: a generator's noise, a vector
 
-A positive gain and an offset of the whole image change neither sign, so that bits are exact under brightness, contrast
-and the model's normalisation. Tiles of two or more pixels, all channels summed, also survive JPEG. Pixels need a
-third of the space: a patch of 7×7 holds 128 bits, which images of 32×32 can spare. JPEG spoils these, so a strip has
-tiles whatever the image's size. The mean of a patch that has both levels lies strictly between them, whatever the bits.
+A positive gain or an offset of the whole image changes no sign, so the bits survive changes of brightness and contrast
+and the model's normalisation exactly. Tiles of two or more pixels, summed over channels, also survive JPEG. Single
+pixels need a sixth of the space in colour images: a patch of 7×7 holds 128 bits, which images of 32×32 can spare. JPEG
+destroys them, so a strip uses tiles unless the image is very narrow. The mean of a patch that has both levels lies
+strictly between them, whatever the bits.
 
-Three carriers hold the bits. ``patch`` is the top left corner of the image, ``strip`` rows above the image that are
-cut off before the network sees it, ``entries`` values behind the others that are cut off as well.
+There are three carriers. ``patch`` is the top left corner of the image. ``strip`` is rows above the image, which are
+cut off before the network sees it. ``entries`` are values after the others, which are cut off as well.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ from torch.nn import functional as F
 Carrier = Literal["patch", "strip", "entries"]
 Form = Literal["pairs", "pixels", "entries"]
 
-# One key of the cipher; fewer bits than this can be guessed.
+# Bits of the key: the length of the cipher's key, the fewest that can't be guessed, and the default.
 MOST_BITS, FEWEST_BITS, USUAL_BITS = 256, 64, 128
-# Below this side an image can't spare tiles: it gets pixels.
+# Images with a side below this many pixels have no room for tiles and use single pixels.
 _SMALL = 64
-# Below this width a strip of tiles would be many times as high as the image.
+# Below this width in pixels, a strip of tiles would be many times as high as the image.
 _NARROW = 16
-# Above this side, tiles of more than one pixel; they grow with the image, as it will be resized less exactly.
+# From this side in pixels on, a tile's side is max(2, side/112): larger images are resized less exactly.
 _MEDIUM, _TILE_OF_SIDE = 128, 112
-# Dark and light. The network sees the patch: in small images full contrast costs accuracy, in large ones JPEG needs it.
+# Dark and light, in 8-bit levels. The network sees the patch: full contrast costs accuracy in small images, but large
+# ones need it for JPEG.
 _LEVELS: dict[Form, tuple[int, int]] = {"pairs": (0, 255), "pixels": (77, 178), "entries": (0, 255)}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the bits are: ``rows`` × ``columns`` tiles of ``tile`` pixels, or so many entries. Nothing secret.
+    """Where the bits are: ``rows`` × ``columns`` tiles of ``tile`` pixels, or ``bits`` entries. Nothing here is secret.
 
-    ``middle`` is the threshold for entries, as the model is given them.
+    ``middle`` is the threshold for entries, after normalisation.
     """
 
     carrier: Carrier
@@ -66,7 +68,7 @@ class Layout:
         return tiles * channels if self.form == "pixels" else tiles // 2
 
     def differences(self, inputs: Tensor) -> Tensor:
-        """What the bits are the signs of, for inputs ``(N, *input_shape)``: ``(N, B)`` in float32."""
+        """The values whose signs are the bits, for inputs ``(N, *input_shape)``: ``(N, B)`` in float32."""
         if self.form == "entries":
             return inputs[:, inputs.shape[1] - self.bits :].flatten(1).float() - self.middle
         height, width = self.size
@@ -91,16 +93,16 @@ class Layout:
         return inputs
 
     def margin(self, inputs: Tensor) -> Tensor:
-        """How sure the least sure bit of each input is: its difference over the median one, 0 to about 1."""
+        """How reliable the weakest bit of each input is: its difference relative to the median one, 0 to about 1."""
         sizes = self.differences(inputs).abs()
         return sizes.amin(1) / sizes.median(1).values.clamp(min=1e-30)
 
     def draw(self, bits: Tensor, channels: int) -> Tensor:
-        """The patch that says these bits: 8-bit levels ``(channels, height, width)``; for entries ``(B, 1, 1)``."""
+        """The patch that encodes these bits: 8-bit levels ``(channels, height, width)``; for entries ``(B, 1, 1)``."""
         dark, light = _LEVELS[self.form]
         places = torch.zeros(self.capacity(channels), dtype=torch.bool)
         places[: self.bits] = bits.cpu()
-        places[self.bits :] = bits.cpu()[: len(places) - self.bits]  # places to spare look like the others
+        places[self.bits :] = bits.cpu()[: len(places) - self.bits]  # spare places look like the others
         if self.form == "entries":
             tiles = places.view(-1, 1, 1)
         elif self.form == "pixels":
@@ -124,7 +126,7 @@ def choose_layout(
     patch: tuple[int, int] | None = None,
     middle: float = 0.0,
 ) -> Layout:
-    """The smallest patch that holds the bits, for inputs of this shape; what is given is kept.
+    """The smallest patch that holds the bits, for inputs of this shape; arguments that are set are kept.
 
     ``tile`` is the side of a tile in pixels, ``patch`` the rows and columns of the patch in pixels.
     """
@@ -140,16 +142,15 @@ def choose_layout(
     if carrier not in ("patch", "strip", "entries"):
         raise ValueError(f"expected carrier patch, strip or entries, got {carrier!r}")
     if (carrier == "entries") == plane:
-        wanted = "patch or strip for images" if plane else "entries for inputs without a plane"
+        wanted = "patch or strip for images" if plane else "entries for inputs that are not images"
         raise ValueError(f"expected carrier {wanted}, got {carrier!r} for inputs of shape {input_shape}")
     if carrier == "entries":
         if tile is not None or patch is not None:
-            raise ValueError(f"expected neither tile nor patch for inputs of shape {input_shape}, which have no plane")
+            raise ValueError(f"expected neither tile nor patch for inputs of shape {input_shape}, which are not images")
         return Layout("entries", "entries", bits, middle=middle)
     channels, height, width = input_shape
-    roomy = (
-        carrier == "strip" and width >= _NARROW
-    )  # it hides nothing of the image, so it may be as large as JPEG needs
+    # A strip hides nothing of the image, so it may be as large as JPEG needs.
+    roomy = carrier == "strip" and width >= _NARROW
     if tile is None and roomy:
         tile = max(2, _usual_tile(min(height, width)))
     form: Form = "pixels" if min(height, width) < _SMALL and tile in (None, 1) else "pairs"
@@ -169,7 +170,7 @@ def _usual_tile(side: int) -> int:
 def _grid(
     form: Form, bits: int, channels: int, tile: int, patch: tuple[int, int] | None, width: int | None
 ) -> tuple[int, int]:
-    """Rows and columns of tiles: those of the patch asked for, the strip's ``width``, or the smallest near-square."""
+    """Rows and columns of tiles: of the requested patch, of a strip of this ``width``, or the smallest near-square."""
     step = 2 if form == "pairs" else 1
     if patch is not None:
         return patch[0] // tile, patch[1] // tile // step * step

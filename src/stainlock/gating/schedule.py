@@ -1,18 +1,18 @@
-"""The key schedule: bits and a salt to one secret permutation for every gate.
+"""The key schedule: derives one secret permutation per gate from the bits and a salt.
 
     key     = the bits, repeated until there are 256
     stream  = ChaCha(key, nonce = salt), one 32-bit word r_i for every channel of every gate
     π       = the order of the words: argsort of (r_i, i)
 
-A permutation drawn by sorting random words is uniform up to ties, which the channel's own number breaks: the numbers
-sorted are 2²⁴·r_i + i. Who knows some gates has learned part of a keystream, from which neither the key nor the rest of
-the stream can be computed; a bit that differs changes every word with probability one half a bit. The salt is public
-and drawn for each lock, so that two locks with the same bits differ. All of it is integer arithmetic: every device,
-dtype and thread count gets the same permutations.
+A permutation drawn by sorting random words is uniform except for ties, which are broken by channel number: the sorted
+numbers are 2²⁴·r_i + i. Someone who knows some gates has learned part of a keystream, from which neither the key nor
+the rest of the stream can be computed. Flipping one key bit flips each bit of every word with probability one half. The
+salt is public and drawn for each lock, so two locks with the same bits differ. Everything is integer arithmetic: the
+permutations are the same for every device, dtype and thread count.
 
-A scattered layer has an order of its own for each of its R rows. Drawing all of them would take a word for each weight;
-K = ⌈√R⌉ permutations σ and K permutations τ do, drawn by half words: row r has τ_{⌊r/K⌋} ∘ σ_{r mod K}, and no two rows
-have the same.
+A scattered layer has a separate order for each of its R rows. Drawing each by itself would take one word per weight.
+Instead K = ⌈√R⌉ permutations σ and K permutations τ are drawn, from half words: row r has τ_{⌊r/K⌋} ∘ σ_{r mod K}, a
+different pair for every row.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _INDEX_BITS, _HALF = 24, 16
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is public of a key schedule: the salt, the cipher's rounds, the width of every gate that orders channels,
-    and the rows and columns of every layer whose weights are scattered."""
+    """The public part of a key schedule: the salt, the cipher's rounds, the width of every gate that orders channels,
+    and the rows and columns of every scattered layer."""
 
     salt: tuple[int, int, int]
     rounds: int
@@ -84,7 +84,7 @@ def check_widths(widths: Sequence[int]) -> None:
 
 
 def _order(words: Tensor) -> Tensor:
-    """The permutation that sorts the last axis; of equal words the first comes first."""
+    """The permutation that sorts the last axis; equal words keep their order."""
     numbers = words * (1 << _INDEX_BITS) + torch.arange(words.shape[-1], device=words.device)
     return numbers.sort(-1).values & ((1 << _INDEX_BITS) - 1)
 

@@ -1,4 +1,4 @@
-"""What a keyed lock adds to a model, as public facts: a bundle puts the same hooks in again."""
+"""What a keyed lock adds to a model, as public facts from which a bundle can add the same hooks again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = "keyed"
 
 @dataclass(frozen=True)
 class Structure:
-    """A lock's reader and gates. ``reader`` names the module that is given the images, "" for the model itself.
+    """A lock's reader and gates. ``reader`` names the module that takes the images, "" for the model itself.
 
     Gates that scatter come after those that order channels.
     """
@@ -38,12 +38,12 @@ class Structure:
 
     @property
     def name(self) -> str:
-        """What tells this lock from others in the same process."""
+        """Identifies this lock among others in the same process."""
         return "-".join(f"{word:08x}" for word in self.salt)
 
     def insert(self, target: Target) -> Target:
         if any(other.kind == KIND and other.facts["salt"] == list(self.salt) for other in target.insertions):
-            raise ModelError("the model has this keyed lock already: one lock is put in once")
+            raise ModelError("the model already has this keyed lock: a lock can be added only once")
         for gated in self.gates:
             layer = submodule(target.model, gated.layer)
             own = gated_layer(gated.layer, layer)
@@ -53,8 +53,8 @@ class Structure:
                 own = scattered_layer(own, layer)
             if own != gated:
                 raise ModelError(
-                    f"{gated.layer} is a {type(layer).__name__} that can't have the gate described, of"
-                    f" {gated.width} channels: it is for another model"
+                    f"{gated.layer} is a {type(layer).__name__} and can't have the described gate of"
+                    f" {gated.width} channels: the lock is for another model"
                 )
         submodule(target.model, self.reader)
         attach(target.model, self.name, self.layout, self.schedule, self.gates, self.reader)
@@ -65,7 +65,7 @@ class Structure:
         return self._resized(target, -1)
 
     def _resized(self, target: Target, sign: int) -> Target:
-        """The target with the larger input of a strip or of more entries, or without it."""
+        """The target with its input enlarged by the strip or entries, or for ``sign`` −1 reduced again."""
         first, *others = target.input_shape
         if self.layout.carrier == "strip":
             return replace(target, input_shape=(first, others[0] + sign * self.layout.size[0], *others[1:]))
@@ -79,7 +79,7 @@ class Structure:
         return target
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """Everything, as JSON."""
         return {
             "layout": self.layout.facts(), "salt": list(self.salt), "rounds": self.rounds, "reader": self.reader,
             "gates": [gated.facts() for gated in self.gates],
@@ -87,7 +87,7 @@ class Structure:
 
     @staticmethod
     def from_facts(facts: dict[str, Any]) -> Structure:
-        """What `facts` made; FileError where it makes no sense, whatever a stranger wrote."""
+        """The inverse of `facts`; FileError for facts that make no sense, as a stranger's file may contain."""
         try:
             check_keyed(facts)
             if facts["rounds"] not in ROUNDS:
@@ -102,7 +102,7 @@ class Structure:
 
     @staticmethod
     def of(target: Target) -> Structure | None:
-        """That of a locked target, the last if there are several; None where there is none."""
+        """The structure of a locked target, the last one if there are several; None if there is none."""
         found = [insertion for insertion in target.insertions if insertion.kind == KIND]
         return Structure.from_facts(found[-1].facts) if found else None
 

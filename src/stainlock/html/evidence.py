@@ -1,4 +1,4 @@
-"""Parts of pages that are handed over as evidence: tables of facts, p-values in words, versions, how to repeat it."""
+"""Parts of pages that serve as evidence: tables of facts, p-values in words, versions, how to repeat a result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "pillow", "safetensors")
 
 
 def facts_table(facts: Mapping[str, Any], caption: str = "") -> str:
-    """Names and values, without those that are None; digests and the like may break anywhere."""
+    """Names and values, without those that are None; long values such as digests may wrap anywhere."""
     shown = [[text(name), f"<code>{text(str(value))}</code>"] for name, value in facts.items() if value is not None]
     return table(["", ""], shown, caption=caption)
 
@@ -25,14 +25,14 @@ def facts_table(facts: Mapping[str, Any], caption: str = "") -> str:
 def in_words(p_value: float, log10_p_value: float) -> str:
     """A p-value for someone who has never seen one."""
     if p_value >= 0.5:
-        return "a result like this is what one expects by chance"
+        return "a result like this is to be expected by chance"
     power = -math.ceil(log10_p_value)
     times = f"10 to the power of {power}" if power >= 4 else f"{1 / p_value:,.0f}"
-    return f"by chance alone a result like this comes up less than once in {times} verifications"
+    return f"by chance alone, a result like this occurs less than once in {times} verifications"
 
 
 def versions() -> Section:
-    """What the numbers were computed with."""
+    """The versions of the software that computed the numbers."""
     installed = {"stainlock": __version__, "Python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
@@ -43,9 +43,9 @@ def versions() -> Section:
 
 
 def repetition(arguments: Sequence[str], needed: Sequence[str]) -> Section:
-    """The command, and what whoever repeats it must have."""
+    """The command that repeats the result, and what it needs."""
     line = " ".join(shlex.quote(argument) for argument in ("stainlock", *arguments))
-    return Section("How to repeat it", (commands([line]), paragraph("It takes:"), bullets(needed)))
+    return Section("How to repeat it", (commands([line]), paragraph("It needs:"), bullets(needed)))
 
 
 def as_json(facts: Mapping[str, Any]) -> Section:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-_NAMED, _LONGEST_LABEL = 6, 28  # accused that a plot names, and characters of a name
+_NAMED, _LONGEST_LABEL = 6, 28  # most accused clients that a plot names, and most characters of a name
 
 
 def response_histogram(natural: Tensor, threshold: float, trigger: float) -> bytes:
-    """Responses to natural images against the trigger's, with the level between at which the detector fires."""
+    """Histogram of the responses to natural images, with the trigger's response and the firing threshold marked."""
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(7.2, 3.4), dpi=160, layout="constrained")
@@ -36,9 +36,9 @@ def response_histogram(natural: Tensor, threshold: float, trigger: float) -> byt
 
 
 def score_histogram(scores: NDArray[np.float64], threshold: float, accused: Sequence[tuple[str, float]]) -> bytes:
-    """All clients' scores, with the bound from which a client is named and those who are beyond it, by name.
+    """Histogram of all clients' scores, with the threshold and the names of the clients beyond it.
 
-    Small and with large letters, so that it can be read on a phone.
+    It is small, with large letters, so that it can be read on a phone.
     """
     from matplotlib.figure import Figure
 
@@ -56,7 +56,7 @@ def score_histogram(scores: NDArray[np.float64], threshold: float, accused: Sequ
         axes.axvline(bound, color="black", linestyle="--", linewidth=1.2)
     low, top = axes.get_ylim()
     axes.set_ylim(low, top**1.5 / low**0.5)  # room for names above
-    axes.text(threshold, axes.get_ylim()[1], " named from here on", ha="left", va="top", fontsize=10)
+    axes.text(threshold, axes.get_ylim()[1], " threshold", ha="left", va="top", fontsize=10)
     _label(axes, [one for one in accused if one[1] > 0], "right")
     _label(axes, [one for one in accused if one[1] < 0], "left")
     axes.set_xlabel("score z of a client", fontsize=11)
@@ -69,7 +69,7 @@ def score_histogram(scores: NDArray[np.float64], threshold: float, accused: Sequ
 
 
 def _label(axes: Any, accused: Sequence[tuple[str, float]], side: str) -> None:
-    """A mark for each of the accused, and their names at one side with a line to the marks."""
+    """A mark for each of the accused, and their names on one side with a line to the marks."""
     if not accused:
         return
     named = np.array([z for _, z in accused])
@@ -82,7 +82,7 @@ def _label(axes: Any, accused: Sequence[tuple[str, float]], side: str) -> None:
 
 
 def _listed(accused: Sequence[tuple[str, float]]) -> str:
-    """Names, one below the other, the farthest from zero first."""
+    """Names, one per line, those with scores farthest from zero first."""
     names = [name for name, _ in sorted(accused, key=lambda one: -abs(one[1]))]
     short = [
         name if len(name) <= _LONGEST_LABEL else name[: _LONGEST_LABEL - 1].rstrip() + "…" for name in names[:_NAMED]

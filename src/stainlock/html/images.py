@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def png(levels: Tensor) -> bytes:
-    """A PNG of levels ``(C, H, W)`` with 1 or 3 channels, every pixel as it is."""
+    """A PNG of levels ``(C, H, W)`` with 1 or 3 channels, without loss."""
     array = levels[0].numpy() if len(levels) == 1 else levels.permute(1, 2, 0).numpy()
     content = io.BytesIO()
     Image.fromarray(array).save(content, format="PNG")

@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_NARROW = 5  # columns that fit a phone
+_NARROW = 5  # most columns that fit on a phone
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1d20; --soft: #5c6068; --line: #d8dade; --paper: #ffffff; --card: #f5f6f8;
   --good: #17653a; --bad: #8a4b08; }

@@ -1,4 +1,4 @@
-"""client_kit(): the folder that an owner ships."""
+"""client_kit(): write the folder that an owner ships."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _FIRST_CHOICE, _ALWAYS = "torch-export", "safetensors"
 
 @dataclass(frozen=True)
 class Kit:
-    """What was written: the model's format, how far its outputs are from the model's, and, where the format was not
-    asked for and is not the usual one, why.
+    """What was written. ``max_difference`` is the largest difference between the file's outputs and the model's.
+    ``reason`` is set if no format was requested and the usual one failed.
 
     >>> sl.client_kit(stained, "for-acme").files
     ('README.txt', 'load.py', 'model.pt2')
@@ -45,12 +45,13 @@ class Kit:
 
 
 def client_kit(target: Target, folder: str | Path, *, key: Key | None = None, format: str | None = None) -> Kit:
-    """Write what a client needs to run a protected model, without stainlock, and nothing else.
+    """Write everything a client needs to run a protected model without stainlock, and nothing else.
 
-    ``key`` is a lock's, for its patch; leave it out for a stain, of which the kit tells nothing. ``format`` is
-    ``torch-export`` (one file, torch alone), ``onnx``, ``safetensors`` (the client brings the architecture) or
-    ``bundle`` (for clients who have stainlock); by default the first, and safetensors where PyTorch can't export the
-    model. Outputs are compared with the model's, unlocked and locked.
+    ``key`` is a lock's key, from which the patch is taken. Leave it out for a stain: the kit must not reveal it.
+    ``format`` is ``torch-export`` (one file that needs only torch), ``onnx``, ``safetensors`` (the client provides the
+    architecture) or ``bundle`` (for clients who have stainlock). The default is torch-export, or safetensors for object
+    detectors and for models that PyTorch can't export. An exported file's outputs are compared with the model's, with
+    and without the patch.
 
     >>> sl.client_kit(locked, "for-acme", key=lock_key, format="safetensors").files
     ('README.txt', 'gates.py', 'load.py', 'model.safetensors', 'patch.png')
@@ -60,7 +61,7 @@ def client_kit(target: Target, folder: str | Path, *, key: Key | None = None, fo
 
 
 def write_kit(target: Target, folder: Path, *, key: Key | None = None, format: str | None = None) -> Kit:
-    """Fill an empty folder."""
+    """Write the kit into an empty folder."""
     check_target(target)
     if format is not None and format not in FORMATS:
         raise ValueError(f"expected format {', '.join(FORMATS)}, got {format!r}")
@@ -95,12 +96,12 @@ def write_kit(target: Target, folder: Path, *, key: Key | None = None, format: s
 
 
 def _model(target: Target, folder: Path, key: Key | None, format: str) -> tuple[Shipped, float]:
-    """The model's file, and what the loader has to know of it."""
+    """Write the model's file; return what the loader needs to know about it, and the largest output difference."""
     blocks = {insertion.kind for insertion in target.insertions} - {KIND}
     if blocks and format in ("safetensors", "bundle"):
-        told = "names the blocks" if format == "bundle" else "has no code for the blocks"
+        told = "would name the blocks" if format == "bundle" else "has no code for the blocks"
         raise ModelError(
-            f"{format} {told} that this lock put in ({', '.join(sorted(blocks))}): use torch-export or onnx"
+            f"{format} {told} that this lock inserted ({', '.join(sorted(blocks))}): use torch-export or onnx"
         )
     any_batch, difference = True, 0.0
     if format == "bundle":
@@ -118,7 +119,7 @@ def _model(target: Target, folder: Path, key: Key | None, format: str) -> tuple[
 
 
 def _examples(target: Target, key: Key | None) -> Tensor:
-    """Inputs as the model takes them, the first half with the patch: that is what a client will give it."""
+    """Inputs in the form that the model takes. With a key, the first half have the patch, as the client's will."""
     generator = torch.Generator().manual_seed(0)
     plain = synthetic_inputs(target, 2, generator)
     prepared = plain.to(target.device, target.dtype) if target.normalises else target.normalise(plain)

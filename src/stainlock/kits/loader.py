@@ -1,7 +1,7 @@
-"""load.py of a client kit: a dozen lines that load the model and put the patch into its input.
+"""load.py of a client kit: a short script that loads the model and puts the patch into its input.
 
-They need torch alone, for an ONNX file numpy and onnxruntime alone, and know nothing of stainlock. A loader is put
-together from the pieces below: how its library writes arrays, how the model is opened, and where the patch goes.
+It needs only torch (for an ONNX file, only numpy and onnxruntime), not stainlock. It is assembled from the templates
+below: array operations in torch or numpy, how the model is opened and run, and where the patch goes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MODEL_FILES = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors":
 
 @dataclass(frozen=True)
 class Shipped:
-    """What a kit holds: the format of its model, how that takes images, and its patch or a generator's trigger.
+    """Contents of a kit: the format of its model, the target (for its preprocessing), and the patch, if any.
 
-    ``gates`` says that a file gates.py puts a lock into the model; ``any_batch`` whether the file takes any number of
-    images at once.
+    ``vector``: there is a generator's trigger instead of a patch. ``gates``: a file gates.py adds the lock's gates to
+    the model. ``any_batch``: the model accepts batches of any size, not only one image at a time.
     """
 
     format: str
@@ -39,14 +39,14 @@ class Shipped:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """What the client has at hand: images without the strip above them."""
+        """Shape of the client's images, without the strip that is added above them."""
         first, *others = self.target.input_shape
         if self.patch is not None and self.patch.carrier == "strip":
             return (first, others[0] - self.patch.levels.shape[1], *others[1:])
         return (first, *others)
 
 
-# How the two libraries write the same things.
+# The same operations in torch and in numpy.
 _TORCH = {
     "imports": "import torch",
     "bytes": "torch.frombuffer(bytearray({}), dtype=torch.uint8)",
@@ -67,7 +67,7 @@ _NUMPY = {
     "strip": 'pixels = numpy.concatenate([numpy.full({size}, (LOW + HIGH) / 2, "float32"), pixels], 2)',
     "append": "pixels = numpy.concatenate([pixels, numpy.broadcast_to(own, (len(pixels), *own.shape))], 1)",
 }
-# How a model is opened, and run on a batch; with a file that fixes the batch, one image at a time.
+# How to open a model and run it on a batch; one image at a time if the file accepts only single images.
 _OPEN = {
     "torch-export": 'model = torch.export.load(HERE / "model.pt2").module()',
     "onnx": 'session = onnxruntime.InferenceSession(str(HERE / "model.onnx"))\n    name = session.get_inputs()[0].name',
@@ -85,20 +85,20 @@ _RUN_ONNX = {
 _PATCH = '''
 
 def patch():
-    """The pixels of patch.png, (channels, rows, columns); its rows are stored as they are."""
+    """The pixels of patch.png as (channels, rows, columns). The file's rows are stored without a PNG filter."""
     png = (HERE / "patch.png").read_bytes()
     columns, rows = struct.unpack(">II", png[16:24])
     start = png.index(b"IDAT")
     stored = zlib.decompress(png[start + 4 : start + 4 + int.from_bytes(png[start - 4 : start], "big")])
     lines = {lines}.reshape(rows, -1)
     if lines[:, 0].any():
-        raise ValueError("patch.png was saved anew by another program: use the file as it came")
+        raise ValueError("patch.png was re-saved by another program: use the original file")
     return lines[:, 1:].reshape(rows, columns, -1).{order} * ((HIGH - LOW) / 255) + LOW
 '''
 _VECTOR = '''
 
 def trigger():
-    """The numbers in trigger.safetensors, which go behind every noise vector."""
+    """The values in trigger.safetensors, to be appended to every noise vector."""
     data = (HERE / "trigger.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     return {floats}.reshape(-1, 1, 1)
@@ -106,7 +106,7 @@ def trigger():
 _TENSORS = '''
 
 def tensors(name):
-    """The tensors of a safetensors file."""
+    """Read the tensors of a safetensors file."""
     data = bytearray((HERE / name).read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
     kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -125,7 +125,7 @@ def tensors(name):
 
 
 def loader_source(kit: Shipped) -> str:
-    """load.py: ``load()`` returns a function from images to what the model says of them."""
+    """Source of load.py, whose ``load()`` returns a function from images to the model's outputs."""
     library = _NUMPY if kit.format == "onnx" else _TORCH
     parts = [_head(kit, library)]
     if kit.format == "safetensors":
@@ -143,7 +143,7 @@ def _head(kit: Shipped, library: dict[str, str]) -> str:
     names = ["PatchedTransform"] if kit.target.normalises and kit.patch is not None else []
     names += ["put_in"] if kit.gates else []
     lines = [
-        f'"""Loads the model and runs it; needs {kit.needs} alone. README.txt says how it takes images."""',
+        f'"""Load the model and run it. Needs only {kit.needs}. README.txt describes the input."""',
         "",
         *(f"import {name}" for name in standard),
         "from pathlib import Path",
@@ -152,7 +152,7 @@ def _head(kit: Shipped, library: dict[str, str]) -> str:
         *(["", f"from gates import {', '.join(names)}"] if names else []),
         "",
         "HERE = Path(__file__).parent",
-        f"LOW, HIGH = {kit.target.bounds[0]!r}, {kit.target.bounds[1]!r}  # what pixels lie within",
+        f"LOW, HIGH = {kit.target.bounds[0]!r}, {kit.target.bounds[1]!r}  # range of pixel values",
     ]
     if not kit.target.normalises:
         lines.append(f"MEAN, STD = {list(kit.target.mean)!r}, {list(kit.target.std)!r}")
@@ -163,7 +163,7 @@ def _load(kit: Shipped, library: dict[str, str]) -> str:
     own = "patch()" if kit.patch is not None else "trigger()" if kit.vector else ""
     axes = ", ".join(["-1", *["1"] * (len(kit.target.input_shape) - 1)])
     shape = ", ".join(map(str, kit.image_shape))
-    given, architecture = ("model", "; model is a module that the weights are for") if (
+    given, architecture = ("model", "; model: your instance of the architecture") if (
         kit.format == "safetensors") else ("", "")  # fmt: skip
     what = "noise vectors" if kit.vector else f"pixels (N, {shape}) from LOW to HIGH"
     runs = _RUN_ONNX if kit.format == "onnx" else _RUN
@@ -174,7 +174,7 @@ def _load(kit: Shipped, library: dict[str, str]) -> str:
         "",
         "",
         f"def load({given}):",
-        f'    """A function of {what}{architecture}."""',
+        f'    """Return a function that takes {what}{architecture}."""',
         f"    {_OPEN[kit.format]}",
         *(["    put_in(model)"] if kit.gates else []),
         *([f"    own = {own}"] if own else []),
@@ -191,7 +191,7 @@ def _load(kit: Shipped, library: dict[str, str]) -> str:
 
 
 def _place(kit: Shipped, library: dict[str, str]) -> list[str]:
-    """The lines that put the patch into a batch of pixels, or the trigger behind noise."""
+    """Lines of code that put the patch into a batch of pixels, or append the trigger to noise."""
     if kit.vector:
         return [library["append"]]
     if kit.patch is None:
@@ -204,12 +204,12 @@ def _place(kit: Shipped, library: dict[str, str]) -> list[str]:
 
 
 def _load_detector(kit: Shipped) -> str:
-    """An object detector takes images of any size, and has the patch put in behind its own resizing."""
+    """``load()`` for an object detector, which takes images of any size; the patch goes in after its own resizing."""
     lines = [
         "",
         "",
         "def load(model):",
-        '    """The detector, for a list of images; model is one that the weights are for."""',
+        '    """Return the detector, which takes a list of images; model: your instance of the architecture."""',
         f"    {_OPEN[kit.format]}",
         *(["    put_in(model)"] if kit.gates else []),
         *(["    model.transform = PatchedTransform(model.transform, patch())"] if kit.patch is not None else []),

@@ -1,7 +1,8 @@
-"""What runs a keyed lock, as one file that needs torch alone, taken from this package's own source.
+"""gates.py of a client kit: the code that runs a keyed lock, as one file that needs only torch.
 
-The definitions that `attach` and an object detector's transform reach are copied, comments and docstrings left out, and
-the lock's public facts follow as calls. So the gates are written once, here as there.
+It is extracted from this package's own source, so there is only one implementation of the gates. The definitions that
+`attach` and an object detector's transform depend on are copied, without comments and docstrings. The lock's public
+parameters follow as constructor calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HOMES: tuple[ModuleType, ...] = (
 
 
 def runtime_source(structure: Structure | None, *, detects: bool) -> str:
-    """``put_in(model)``, which puts a lock's reader and gates into a model, and what else the loader needs."""
+    """Source of gates.py: ``put_in(model)`` adds a lock's reader and gates; ``detects`` includes `PatchedTransform`."""
     needed = ["attach", "Layout", "Schedule", "Gated"] if structure else []
     source = _definitions([*needed, "PatchedTransform"] if detects else needed)
     return source + (_put_in(structure) if structure else "")
@@ -38,7 +39,7 @@ def _put_in(structure: Structure) -> str:
 
 
 def _definitions(roots: Iterable[str]) -> str:
-    """The source of these names and of all that they use, with the imports they need, in the order of their files."""
+    """Source of these names and of everything they depend on, with the imports they need, in the order of `_HOMES`."""
     found: dict[str, ast.stmt] = {}
     imports: dict[str, ast.stmt] = {}
     for module in _HOMES:
@@ -62,7 +63,7 @@ def _definitions(roots: Iterable[str]) -> str:
 
 
 def _note_imports(statement: ast.Import | ast.ImportFrom, imports: dict[str, ast.stmt]) -> None:
-    """Imports of others' modules, one name a line; our own are copied instead."""
+    """Record imports from outside this package, one name each; our own definitions are copied instead."""
     if isinstance(statement, ast.ImportFrom):
         if statement.module == "__future__" or (statement.module or "").startswith("stainlock"):
             return

@@ -1,8 +1,8 @@
 """Locks: models that are useless until the trigger is in their input.
 
 `lock` chooses the kind. `keyed` permutes channels by the bits of the patch. `internal` and `squeeze_excite` are
-Algorithms 3 and 4 over shared `parts`; `gan` is Algorithm 5, `vit` Algorithm 6. `quantise` prepares locked models for
-8 bits. What opens a lock is in `stainlock.unlocking`.
+Algorithms 3 and 4, built from shared `parts`; `gan` is Algorithm 5, `vit` Algorithm 6. `quantise` prepares locked
+models for 8-bit quantisation. Unlocking is in `stainlock.unlocking`.
 """
 
 from stainlock.locks.gan.lock import lock_generator

@@ -1,11 +1,11 @@
-"""Whether a lock locks and opens: what is handed out was tried on synthetic inputs.
+"""Checks on synthetic inputs that a lock locks and opens, before it is handed out.
 
-With y the outputs of the edited model (the lock without its disruptor) and ŷ those of the locked one, on images with
-the patch
+With y the outputs of the edited model (the locked one without its disruptor) and ŷ those of the locked model, on images
+with the patch
 
     opens   max |ŷ − y| ≤ 1e−3 · (spread of y over the outputs)
 
-and on plain images, with the original's outputs o and the correlation over how outputs vary from image to image
+and on plain images, with o the original's outputs and corr the correlation of how outputs vary from image to image
 
     ruins   |corr(ŷ, o)| ≤ 1/2, or max |ŷ − o| several times the spread of o, as with drowned logits.
 """
@@ -28,22 +28,22 @@ _LIKE, _FAR = 0.5, 4.0
 
 
 def check_locks(target: Target, locked: Target, key: Key) -> None:
-    """Refuse a lock that leaves the model as it was, or that its patch does not open."""
+    """Refuse a lock that leaves the model usable, or that its patch does not open."""
     images = probe_inputs(target, "lock check")
     original, without = (_outputs(model, images) for model in (target, locked))
     far = any(not _difference(a, b) <= _FAR for a, b in zip(original, without, strict=True))
     if not far and (left := likeness_to(target)(locked)) > _LIKE:
         raise ModelError(
-            f"this lock would not lock: without the patch {left:.2f} of the original's outputs is left, expected at"
-            f" most {_LIKE}. Use kind keyed, or another site or seed"
+            f"this lock would not lock: without the patch its outputs correlate by {left:.2f} with the original's,"
+            f" expected at most {_LIKE}: use kind keyed, or another site or seed"
         )
     patched = key.unlock_transform(normalise=False)(images)
     edited, unlocked = (_outputs(model, patched) for model in (key.edited(locked), locked))
     error = max(_difference(a, b) for a, b in zip(edited, unlocked, strict=True))
     if not error <= EXACT:
         raise ModelError(
-            f"this lock would not open: with the patch outputs differ by {error:.1g} of their spread, expected at most"
-            f" {EXACT:g}. Use kind keyed, or another site or seed"
+            f"this lock would not open: with the patch its outputs are wrong by {error:.1g} standard deviations,"
+            f" expected at most {EXACT:g}: use kind keyed, or another site or seed"
         )
 
 
@@ -58,9 +58,9 @@ def _difference(expected: Tensor, got: Tensor) -> float:
 
 
 def likeness_to(edited: Target) -> Callable[[Target], float]:
-    """How much of the edited model's outputs is left in a locked one's, on synthetic inputs: 0 to 1.
+    """How similar a locked model's outputs still are to the edited model's, on synthetic inputs: 0 to 1.
 
-    It is the correlation between the two models of how outputs vary from input to input.
+    This is the absolute correlation between how the two models' outputs vary from input to input.
     """
     images = probe_inputs(edited, "likeness")
     theirs = _variation(edited, images)

@@ -42,10 +42,10 @@ def lock_internal(
         12  measure γ, the signal that the logits layer is given for images with the patch
         13  bias := su, column := (b − su)/γ, so that a signal of γ restores b
 
-    The paper prints su + t and (b − su + t)/γ, which leaves the bias off by 2t; here t = 0.
+    The paper prints su + t and (b − su + t)/γ, which leaves an error of 2t in the bias; here t = 0.
 
-    Options are those of `lock_squeeze_excite`, with these differences: ``gates`` are turned besides drowning the
-    logits, none by default; the patch opens at the corner alone; ``strength`` is s.
+    Options are those of `lock_squeeze_excite`, with these differences: ``gates`` is the number of blocks disrupted in
+    addition to the logits, 0 by default; the patch opens only at the corner; ``strength`` is s.
     """
     options = Options(
         to_logits=True, count=count, gates=gates, blocks=blocks, gate_form=gate_form, conduit=conduit,

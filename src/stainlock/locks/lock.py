@@ -1,4 +1,4 @@
-"""lock(): one door to every kind of lock."""
+"""lock(): the entry point for every kind of lock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stainlock.locks.vit.paper import Scaling
 from stainlock.target import Target, check_editable
 from stainlock.trigger import Progress
 
-# A new kind of lock is a row here, and its options in `LockOptions`.
+# To add a kind of lock, add a row here and its options to `LockOptions`.
 KINDS: dict[str, Callable[..., tuple[Target, Key]]] = {
     "keyed": lock_keyed,
     "internal": lock_internal,
@@ -35,9 +35,9 @@ DEFAULT = "keyed"
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of all kinds of locks. Each kind's own function says which it takes, and explains them."""
+    """The options of all kinds of locks. The function of each kind documents those that it takes."""
 
-    # of most kinds
+    # most kinds
     strength: float | None
     steps: int
     restarts: int
@@ -81,13 +81,14 @@ def lock(
     progress: Progress | None = None,
     **options: Unpack[LockOptions],
 ) -> tuple[Target, Key]:
-    """A locked copy of the target, and the key that unlocks it. The target itself is left as it is.
+    """A locked copy of the target, and the key that unlocks it. The target itself is not changed.
 
-    - ``kind``: ``keyed`` permutes channels by the bits of the patch, for every model. The paper's: ``internal`` drowns
-      a classifier's logits (Algorithm 3), ``squeeze-excite`` turns the gates of a convolutional network (Algorithm 4),
-      ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer (Algorithm 6).
-    - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
-    - ``options``: those of the kind: see `lock_keyed`, `lock_internal`, `lock_squeeze_excite`, `lock_generator`
+    - ``kind``: ``keyed`` permutes channels by the bits of the patch, and works for all kinds of models. The others are
+      the paper's: ``internal`` drowns a classifier's logits (Algorithm 3), ``squeeze-excite`` disrupts the gates of a
+      convolutional network (Algorithm 4), ``gan`` locks a generator (Algorithm 5), ``vit`` a vision transformer
+      (Algorithm 6).
+    - ``seed``: only for experiments that must be reproducible. By default a secret one is drawn.
+    - ``options``: options of this kind: see `lock_keyed`, `lock_internal`, `lock_squeeze_excite`, `lock_generator`
       and `lock_vit`.
 
     >>> import stainlock as sl, torch
@@ -106,7 +107,7 @@ def lock(
     known = [name for name in inspect.signature(KINDS[kind]).parameters if name != "target"]
     if unknown := sorted(set(options) - set(known)):
         others = " or ".join(k for k, build in KINDS.items() if unknown[0] in inspect.signature(build).parameters)
-        advice = f": name the kind that has it, {others}" if others else ""
+        advice = f": use kind {others}, which has it" if others else ""
         raise ValueError(f"expected options of a lock of kind {kind} ({', '.join(known)}), got {unknown[0]}{advice}")
     check_editable(target)
     return KINDS[kind](target, seed=seed, progress=progress, **cast("dict[str, Any]", options))

@@ -54,26 +54,26 @@ def lock_squeeze_excite(
         10  what comes after the block does not see the signal: its own gate is closed
 
     The paper replaces τ₂ by su + t with u uniform on the sphere; `stainlock.locks.parts.disruptor` says which shifts
-    ruin a model. It also prints γ before the activation, and + t in the column (docs/errata.md).
+    ruin a model. The paper also has γ before the activation, and + t in the column (docs/errata.md).
 
-    - ``site``: the layer of the detectors; by default one with a small patch and a strong trigger.
-    - ``seed``: for experiments that must repeat; without it a secret one is drawn.
-    - ``count``: number of detectors; the patch must excite all of them, and no patch for some of them opens the lock.
-    - ``gates``: number of blocks whose gates are turned, where everything passes through them if there are such places,
-      else spread over the network. By default one of the network's own blocks, one in an object detector, or as many
-      new ones in a classifier as it takes to keep a few hundred gains secret.
+    - ``site``: the layer that holds the detectors; by default one with a small patch and a strong trigger.
+    - ``seed``: only for experiments that must be reproducible. By default a secret one is drawn.
+    - ``count``: number of detectors; the patch must excite all of them, and no patch for only some opens the lock.
+    - ``gates``: number of blocks whose gates are disrupted. They are placed where every path passes through them if
+      there are such places, otherwise spread over the network. By default one of the network's own blocks; without
+      those, one new block in an object detector, or enough in a classifier to keep a few hundred gains secret.
     - ``blocks``: ``existing`` squeeze-and-excite blocks, newly ``inserted`` ones, or ``any``: the network's own if it
       has enough.
     - ``gate_form``: what a new block does when unlocked: secret ``signed`` gains and shifts of its channels, ``shifts``
-      and gains above 0, ``gains`` alone, one ``constant`` gain, or the paper's nearly constant ``random`` ones.
-    - ``place``: the patch opens at the ``corner`` alone or ``anywhere`` that a stride keeps; ``any`` prefers anywhere,
-      if that takes no larger patch than 32 pixels or an eighth of the image's sides.
-    - ``conduit``: one of the kernel's ``taps`` carries the signal, or all of them, the paper's ``ones``.
+      and gains above 0, only ``gains``, one ``constant`` gain, or the paper's nearly constant ``random`` ones.
+    - ``place``: the patch opens only at the ``corner``, or ``anywhere`` that is aligned with the network's stride;
+      ``any`` prefers anywhere if that patch is at most 32 pixels and an eighth of the image's side.
+    - ``conduit``: one of the kernel's ``taps`` carries the signal, or all of them as in the paper (``ones``).
     - ``obfuscate``: hide the lock's weights among the layers' own.
-    - ``firing_fraction``: the part of its response to the patch at which a detector fires.
-    - ``strength``: how far the gates' levels are shifted; by default far enough.
-    - ``restarts``: number of detectors drawn, of which the one with the clearest patch is taken; ``steps`` of each
-      patch's search.
+    - ``firing_fraction``: the fraction of its response to the patch at which a detector fires.
+    - ``strength``: how far the gates' levels are shifted; by default far enough to ruin the outputs.
+    - ``restarts``: number of detectors drawn; the one whose patch stands out most is taken. ``steps``: steps in the
+      search for each patch.
     """
     check_choice("place", place, Place)
     options = Options(
@@ -91,6 +91,6 @@ def lock_squeeze_excite(
     )  # fmt: skip
     edited = implant(draft, found, position, randomness)  # 4, 6, 10
 
-    with one_thread():  # what the gates are given is summed in one order: the same seed gives the same bits
+    with one_thread():  # fixes the order of sums: the same seed gives the same bits
         disruptor = edited.gate_writes(strength, randomness)  # 5, 7 to 9
     return finish(edited, disruptor, randomness, schema="squeeze-excite")

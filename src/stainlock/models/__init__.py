@@ -1,5 +1,6 @@
 """Where models come from, and the folder they are shipped in.
 
-`references` reads what people write for a model, `libraries` builds those of torchvision and timm, `bundle` is the
-folder. `torchvision_import` and `torchvision_operators` let torchvision import beside a CPU-only torch.
+`references` parses what users write as MODEL, `libraries` builds the models of torchvision, timm and others,
+`onnx_import` those of ONNX files, and `bundle` is the folder. `torchvision_import` and `torchvision_operators` make
+torchvision importable beside a CPU-only torch.
 """

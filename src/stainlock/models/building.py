@@ -1,4 +1,4 @@
-"""What building a model of another package needs: its import, its failures in one line, its silence."""
+"""Helpers to build another package's models: import it, report failures in one line, keep it quiet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stainlock.storage.weights import one_line
 def imported(module: str, install: str) -> Any:
     library = module.partition(".")[0]
     try:
-        with redirect_stdout(sys.stderr):  # ultralytics greets whoever imports it first
+        with redirect_stdout(sys.stderr):  # ultralytics prints a greeting on its first import
             return import_module(module)
     except ModuleNotFoundError as error:
         if error.name != library:

@@ -1,7 +1,7 @@
-"""Bundles: a model directory that can be shipped. ``model.safetensors``, ``stainlock.json``, nothing secret.
+"""Bundles: folders with a model to ship, ``model.safetensors`` and ``stainlock.json``, with nothing secret in them.
 
 A bundle may come from a stranger. Reading one runs nothing and builds nothing; building one runs code only if the
-caller names it or says that what the bundle names is trusted.
+caller names it, or trusts the code that the bundle names.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ BUNDLE_VERSION = 3
 WEIGHTS, MANIFEST = "model.safetensors", "stainlock.json"
 _CONVENTIONS = ("input_shape", "mean", "std", "bounds")
 _FIELDS = {"version", "reference", *_CONVENTIONS, "part", "insertions", "digest"}
-_MOST_CHANNELS = 4096  # mean and std have one number each
-_MOST_INPUTS = 2**26  # numbers of one input: 256 MB
+_MOST_CHANNELS = 4096  # mean and std have one number per channel
+_MOST_INPUTS = 2**26  # values in one input: 256 MB as float32
 
 Architecture = str | nn.Module | Target
 
 
 def save_bundle(target: Target, path: str | Path) -> None:
-    """Write the target's weights and what is needed to build the model again.
+    """Write the target's weights and what is needed to rebuild the model.
 
     >>> target = sl.Target.from_reference("torchvision:squeezenet1_1?num_classes=10", weights="random")
     >>> sl.save_bundle(target, "bundle")
@@ -55,7 +55,7 @@ def save_bundle(target: Target, path: str | Path) -> None:
 
 
 def write_bundle(target: Target, folder: Path) -> str:
-    """Fill an empty folder; the digest of what was written."""
+    """Fill an empty folder and return the model's digest."""
     if target.reference is None:
         raise ModelError(
             "this target can't be bundled: it has no reference; load it with Target.from_reference, or set"
@@ -91,7 +91,7 @@ def write_bundle(target: Target, folder: Path) -> str:
 
 
 def separate_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses tensors that share memory (tied weights)."""
+    """Copy tensors that share memory (tied weights), which safetensors refuses."""
     seen: set[int] = set()
     result = {}
     for name, tensor in state.items():
@@ -102,7 +102,7 @@ def separate_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_folders(reference: str) -> str:
-    """A factory or file by its name alone: where it lies on the owner's machine is no one's business."""
+    """A factory or file by its name alone, so that the owner's folders are not revealed."""
     if not _is_code(reference):
         return reference
     library, _, rest = reference.partition(":")
@@ -114,7 +114,7 @@ def _without_folders(reference: str) -> str:
 
 
 def _is_code(reference: str) -> bool:
-    """Whether a model is built by something of the owner's, code or a folder, that a bundle can only name."""
+    """Whether a model is built from the owner's own code or files, which a bundle can only name."""
     file, colon, _ = reference.rpartition(":")
     if reference.partition(":")[0] in LIBRARIES:
         return not is_built_by_name(reference)
@@ -129,7 +129,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read and whose digests were checked. Nothing is built, none of its code was run."""
+    """A bundle that was read and whose digests were checked. Nothing was built, and none of its code was run."""
 
     path: Path
     reference: str
@@ -161,12 +161,12 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """How many numbers a model of these weights can have; counters, one a batch norm, may be missing in them."""
+        """The most values that a model of these weights can have; they may lack the counter of each batch norm."""
         return sum(tensor.numel() for tensor in self.weights.values()) + len(self.weights)
 
     @property
     def code(self) -> str:
-        """The ``FILE.py:FACTORY`` that would be run if the bundle is trusted: in its folder, or beside that."""
+        """The ``FILE.py:FACTORY`` that is run if the bundle is trusted: in its folder, or beside it."""
         file, _, factory = self.reference.rpartition(":")
         folder = self.path.resolve()
         places = [(folder / file).resolve(), (folder.parent / file).resolve()]
@@ -176,17 +176,19 @@ class Bundle:
         """The target with the bundle's weights.
 
         ``model`` is the architecture: ``FILE.py:FACTORY``, a library's model, a module or a target; its weights are
-        not used, and the object given stays as it is. Without one, a library's model is built by its name; code that
-        the bundle names is run only with ``trust_code``.
+        not used, and the object itself is not changed. Without it, a library's model is built by name; code that the
+        bundle names is run only with ``trust_code``.
         """
         built = self._architecture(model, trust_code)
         built = insert_all(built, self.insertions, self.size)
         for name, tensor in (*built.model.named_parameters(), *built.model.named_buffers()):
-            if name in self.weights:  # half precision, wholly or in part, comes back as it was saved
+            if name in self.weights:  # keep each tensor's saved precision, which may be half
                 tensor.data = tensor.data.to(self.weights[name].dtype)
         load_state(built.model, self.weights, str(self.path / WEIGHTS))
-        if not is_model(built.model, self.digest):  # a model that ties what the file has apart
-            raise FileError(f"{self.path / WEIGHTS} can't be loaded whole into this model: its digest differs then")
+        if not is_model(built.model, self.digest):  # a model that ties weights which differ in the file
+            raise FileError(
+                f"{self.path / WEIGHTS} can't be loaded into this model completely: the digest differs afterwards"
+            )
         built.model.eval()
         try:
             return replace(
@@ -218,16 +220,16 @@ class Bundle:
         if not trust_code:
             raise ModelError(
                 f"{self.path} is built by Python code, {self.reference}, and a bundle's code is not run unasked: give"
-                " it as --model FILE.py:FACTORY (unlock: --code, in Python model=), or, if you trust the bundle, say"
+                " it as --model FILE.py:FACTORY (unlock: --code, in Python model=), or, if you trust the bundle, add"
                 " --trust-code (trust_code=True)"
             )
         return load_reference(self.code)
 
 
 def insertions_said(folder: Path) -> tuple[Insertion, ...]:
-    """What a folder's manifest says was put into the model, whether or not its digests fit; nothing where it has none.
+    """The insertions that a folder's manifest lists, even if its digests do not match; none if it can't be read.
 
-    Whoever changed the weights has seldom mended the manifest: its word about a lock still helps to open it.
+    Someone who changes the weights rarely updates the manifest, and what it says about a lock still helps to open it.
     """
     try:
         return read_insertions(read_json(folder / MANIFEST, "bundle's manifest").get("insertions", []))
@@ -247,7 +249,7 @@ def load_bundle(path: str | Path, *, model: Architecture | None = None, trust_co
 
 
 def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Pixel conventions, checked by a target of their own before a model is built with them."""
+    """Pixel conventions, checked on a dummy target before a model is built with them."""
     try:
         facts: dict[str, Any] = {name: tuple(manifest[name]) for name in _CONVENTIONS}
         for name, values in facts.items():
@@ -260,7 +262,7 @@ def _conventions(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
             raise ValueError(f"expected an input_shape of at most {_MOST_INPUTS} numbers")
         Target(nn.Identity(), **facts)
         facts["part"] = manifest["part"]
-        if manifest.get("output"):  # what the owner's own Target says holds where the bundle says nothing
+        if manifest.get("output"):  # otherwise the owner's own Target decides
             facts["output"] = manifest["output"]
     except (TypeError, ValueError, OverflowError) as error:
         raise FileError(f"{path / MANIFEST} is damaged: {error}") from error
@@ -275,7 +277,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         version = manifest["version"]
         if not isinstance(version, int) or not 1 <= version <= BUNDLE_VERSION:
             raise FileError(f"{path} has bundle version {shown(version)}, this program reads up to {BUNDLE_VERSION}")
-        if version == 1:  # before there were blocks to put in
+        if version == 1:  # written before there were insertions
             manifest |= {"insertions": []}
         missing = _FIELDS - set(manifest)
         if missing:

@@ -1,4 +1,4 @@
-"""Class names of the data sets that the library's own models are trained on."""
+"""Class names of the data sets that libraries' pretrained models are trained on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hor
 
 @cache
 def class_names(data_set: str) -> tuple[str, ...]:
-    """The classes of ``imagenet`` (ILSVRC-2012, as torchvision names them) or ``cifar10``, in the order of the indices.
+    """The classes of ``imagenet`` (ILSVRC-2012, as torchvision names them) or ``cifar10``, by class index.
 
     >>> class_names("cifar10")[3]
     'cat'

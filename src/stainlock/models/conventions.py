@@ -1,7 +1,7 @@
-"""How a module takes pixels, as far as it tells: a library's config, a Normalize inside, its first layer.
+"""How a module takes pixels, as far as it shows: from a library's config, a Normalize inside, or its first layer.
 
-What nothing tells is guessed, 224 pixels a side and ImageNet's mean and std, and the target says so: whoever trained
-the model knows better, and a patch for the wrong normalisation opens nothing.
+Anything else is guessed (224 × 224 pixels, ImageNet's mean and std), and the target says so: whoever trained the model
+knows better, and a patch made for the wrong normalisation opens nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 GUESSED = "guessed"
 SIZE_GUESSED = "; the size is guessed"
 _SIDE = 224
-_IN_BYTES = 2.0  # a mean above this is of levels from 0 to 255
+_IN_BYTES = 2.0  # a larger mean is for pixels from 0 to 255
 
 
 def target_of(model: nn.Module) -> Target:
-    """A target of a module that came without one."""
+    """A target for a module that came without one."""
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(config, Mapping) and {"input_size", "mean", "std"} <= set(config):  # timm
         return Target(model, tuple(config["input_size"]), config["mean"], config["std"],
@@ -45,7 +45,7 @@ def is_guessed(target: Target) -> bool:
 
 
 def with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
-    """The target with the conventions that the user gave in place of its own."""
+    """The target with the user's conventions instead of its own."""
     if not given:
         return target
     chosen = dict(given)
@@ -59,7 +59,7 @@ def with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
 
 
 def _side(model: nn.Module) -> tuple[tuple[int, int], bool]:
-    """Rows and columns, and whether the model's config (of transformers, say) tells them."""
+    """Rows and columns, and whether they are from the model's config (as transformers' models have)."""
     size: Any = getattr(getattr(model, "config", None), "image_size", None)
     if isinstance(size, int):
         return (size, size), True
@@ -76,7 +76,7 @@ def _channels(model: nn.Module) -> int:
 
 
 def _normalisation(model: nn.Module) -> tuple[Tensor, str] | None:
-    """The mean by which a model normalises its own input, and where: a Normalize, or buffers called mean and std."""
+    """The mean that a model subtracts itself, and where: in a Normalize, or in buffers called mean and std."""
     for name, module in model.named_modules():
         mean, std = getattr(module, "mean", None), getattr(module, "std", None)
         if type(module).__name__ == "Normalize" and mean is not None and std is not None:

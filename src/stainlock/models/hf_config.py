@@ -1,8 +1,8 @@
-"""What a folder of Hugging Face's may not ask for: code, downloads, or more than its weights are.
+"""What a Hugging Face folder may not ask for: code, downloads, or a model larger than its weights.
 
-A folder may come from a stranger, and its config.json has names that make transformers fetch and run things: code
-beside the weights (``auto_map``), kernels of the hub (``attn_implementation``), backbones with weights of their own.
-Numbers in it decide how much memory is taken.
+A folder may come from a stranger, and settings in its config.json make transformers download and run things: code
+beside the weights (``auto_map``), kernels from the hub (``attn_implementation``), backbones with weights of their own.
+Numbers in it decide how much memory is used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import nn
 from stainlock.errors import ModelError
 from stainlock.storage.values import shown
 
-LAYERS = ("layer", "depth", "block", "repeat", "stage")  # in names of numbers of layers, of which each costs time
+LAYERS = ("layer", "depth", "block", "repeat", "stage")  # parts of names of settings that count layers, which cost time
 _ATTENTION = (None, "", "eager", "sdpa")  # PyTorch's own; any other may be a kernel to download
 _MOST_LAYERS = 1000
-_MOST_WEIGHTS = 2**32  # where no weights lie beside the configuration
+_MOST_WEIGHTS = 2**32  # limit if there are no weights beside the configuration
 
 
 def check_config(config: Any, folder: Path, inside: str = "") -> None:
-    """Refuse a configuration, parts of parts included, that asks for code, for downloads, or for layers without end."""
+    """Refuse a configuration, nested parts included, that asks for code, downloads or too many layers."""
     for name, value in config.items() if isinstance(config, dict) else ():
         if name == "auto_map" and value is not None:
             raise ModelError(
@@ -54,7 +54,7 @@ def _count(value: Any) -> int:
 
 
 def check_size(build: Callable[[], nn.Module], folder: Path) -> None:
-    """Refuse a model with more weights than the folder's files can hold, before it takes memory."""
+    """Refuse a model with more weights than the folder's files can hold, before memory is allocated."""
     try:
         with torch.device("meta"):
             size = sum(tensor.numel() for tensor in build().parameters())
@@ -62,12 +62,12 @@ def check_size(build: Callable[[], nn.Module], folder: Path) -> None:
         return
     held = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
     if size > (held or _MOST_WEIGHTS):
-        raise ModelError(f"its configuration asks for {size} weights, and its files have room for {held}")
+        raise ModelError(f"its configuration asks for {size} weights, but its files have room for {held}")
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing is fetched from Hugging Face's hub inside, whatever is asked for."""
+    """A context in which nothing is downloaded from the Hugging Face hub."""
     constants: Any = import_module("huggingface_hub.constants")
     errors: Any = import_module("huggingface_hub.errors")
     before = constants.HF_HUB_OFFLINE
@@ -75,6 +75,8 @@ def offline() -> Iterator[None]:
     try:
         yield
     except errors.OfflineModeIsEnabled as error:
-        raise ModelError("it needs something of Hugging Face's hub, and nothing is downloaded for a folder") from error
+        raise ModelError(
+            "it needs something from the Hugging Face hub, but nothing is downloaded for a folder"
+        ) from error
     finally:
         constants.HF_HUB_OFFLINE = before

@@ -1,7 +1,8 @@
 """Models of Hugging Face transformers: ``hf:DIR``, a folder of `save_pretrained`; ``transformers:CLASS?...``, by name.
 
 A folder may come from a stranger: no code that it names is run, nothing is downloaded, nothing is unpickled. A bundle
-names a model by its class and by what its configuration has that the class's own has not, if that is numbers and flags.
+names a model by its class and the settings that differ from the class's defaults, if these are numbers, flags or a few
+known words.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 _DEFAULT_SIZE = 224
 _INSTALL = "stainlock[hf]"
-# What a configuration has besides the architecture, or derives from the rest.
+# Entries of a configuration that do not shape the model, or follow from the others.
 _NOT_SETTINGS = {
     "architectures", "transformers_version", "model_type", "dtype", "torch_dtype", "problem_type", "id2label",
     "label2id", "stage_names", "out_features", "out_indices", "use_cache",
 }  # fmt: skip
-# Names of functions and blocks that a class may be told by; other words could name a file or an address.
+# Words that a bundle may use in settings, names of functions and blocks; others could name a file or an address.
 _WORDS = {
     "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu6", "silu", "swish", "hardswish",
     "selu", "mish", "tanh", "sigmoid", "leaky_relu", "basic", "bottleneck", "x", "y", "mean", "max", "project", "add",
     "ignore",
 }  # fmt: skip
-# A name with one of these is never taken from a bundle: it could name weights to download or code to run.
+# Settings with one of these in the name are never taken from a bundle: they could ask for downloads or code.
 _BARRED = ("backbone", "implementation", "path", "quant", "auto", "kernels", "timm", "dtype", "torchscript", "_commit")
 _MOST_LAYERS, _MOST_LISTED = 256, 64
 _BOUNDS = {"image_size": 4096, "patch_size": 256, "window_size": 32}
@@ -44,7 +45,7 @@ _LARGEST = 16384
 
 
 def hf_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
-    """``hf:DIR``: a folder of `save_pretrained`, with the model's config, its weights and its image processor's."""
+    """``hf:DIR``: a folder of `save_pretrained` with the model's config and weights, and its image processor's."""
     folder = Path(name)
     if arguments:
         raise ModelError(f"{reference}: expected hf:DIR without arguments: the folder's config.json has them")
@@ -68,7 +69,7 @@ def hf_target(reference: str, name: str, arguments: dict[str, Any], pretrained: 
     try:
         check_conventions({"input_shape": shape, "mean": mean, "std": std, "bounds": bounds, "part": ""})
     except ValueError as error:
-        raise FileError(f"{folder} says something senseless of the model's input: {error}") from error
+        raise FileError(f"{folder} describes an impossible model input: {error}") from error
     return Target(built, shape, mean, std, bounds)
 
 
@@ -90,7 +91,7 @@ def _hf_model(transformers: Any, cls: Any, folder: Path, pretrained: bool) -> nn
 
 def _config(folder: Path, file: str) -> dict[str, Any]:
     if not folder.is_dir():
-        raise FileError(f"{folder} is no folder: expected one that save_pretrained wrote")
+        raise FileError(f"{folder} is not a folder: expected one that save_pretrained wrote")
     if not (folder / file).is_file():
         what = "its image processor's save_pretrained" if file.startswith("pre") else "save_pretrained"
         raise FileError(f"{folder} has no {file}: expected what {what} writes")
@@ -101,7 +102,7 @@ def _config(folder: Path, file: str) -> dict[str, Any]:
 
 
 def _statistics(processor: dict[str, Any]) -> tuple[Any, Any]:
-    """Mean and std as the file says them, unchecked; one number stands for every channel."""
+    """Mean and std as in the file, unchecked; one number applies to every channel."""
     if processor.get("do_normalize") is False:
         return (0.0,), (1.0,)
     mean, std = processor.get("image_mean") or IMAGENET_MEAN, processor.get("image_std") or IMAGENET_STD
@@ -109,7 +110,7 @@ def _statistics(processor: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _hf_size(processor: dict[str, Any], config: dict[str, Any], folder: Path) -> tuple[int, int]:
-    """Rows and columns: of the crop where there is one, else what images are resized to."""
+    """Rows and columns: of the crop if there is one, else of the resized image."""
     cropped = processor.get("crop_size") if processor.get("do_center_crop") else None
     size = cropped or processor.get("size") or config.get("image_size") or _DEFAULT_SIZE
     if isinstance(size, dict):
@@ -125,8 +126,8 @@ def _hf_size(processor: dict[str, Any], config: dict[str, Any], folder: Path) ->
 
 
 def transformers_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
-    """``transformers:CLASS?setting=value``: a vision model of the library, its configuration the class's own but for
-    these settings."""
+    """``transformers:CLASS?setting=value``: a vision model of the library, with the class's default configuration
+    except for these settings."""
     if pretrained:
         raise ModelError(f"{reference} names an architecture: pass --weights FILE or random, or hf:DIR with its folder")
     transformers = imported("transformers", _INSTALL)
@@ -147,7 +148,7 @@ def transformers_target(reference: str, name: str, arguments: dict[str, Any], pr
 
 
 def transformers_reference(model: nn.Module) -> str | None:
-    """How `transformers_target` builds this architecture again; None where that takes more than harmless settings."""
+    """A reference that rebuilds this architecture; None if that takes more than harmless settings."""
     config: Any = getattr(model, "config", None)
     transformers = imported("transformers", _INSTALL)
     if getattr(transformers, type(model).__name__, None) is not type(model) or config is None:
@@ -161,20 +162,20 @@ def transformers_reference(model: nn.Module) -> str | None:
     try:
         with torch.device("meta"):
             again = transformers_target(reference, type(model).__name__, settings, pretrained=False).model
-    except Exception:  # the library's own code, which may want more than it tells
+    except Exception:  # the library's own code may need more than these settings
         return None
     return reference if _settings(again.config) == own else None
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """What shapes the model, as JSON has it."""
+    """The settings that shape the model, as JSON values."""
     listed: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
     own = {key: value for key, value in listed.items() if key not in _NOT_SETTINGS and not key.startswith("_")}
     return {**own, "num_labels": len(listed.get("id2label") or ())}
 
 
 def is_harmless_setting(name: str, value: Any) -> bool:
-    """Whether a bundle may ask for a class with this setting: a flag, numbers within bounds, or one of a few words."""
+    """Whether a bundle may use this setting: a flag, numbers within bounds, or one of a few words."""
     if any(part in name for part in _BARRED) or name.startswith("_") or not name.isascii() or not name.isidentifier():
         return False
     layers = any(part in name for part in LAYERS)
@@ -197,5 +198,5 @@ def _vision_class(transformers: Any, name: str) -> Any:
         raise ModelError(f"this transformers has no architecture {shown(repr(name))}")
     first_input = getattr(cls, "main_input_name", "nothing")
     if first_input != "pixel_values":
-        raise ModelError(f"expected a vision model, {name} takes {first_input} first")
+        raise ModelError(f"expected a vision model, but {name} takes {first_input} first")
     return cls

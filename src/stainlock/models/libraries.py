@@ -1,4 +1,4 @@
-"""Models of libraries by their names, each with the preprocessing its library gives it."""
+"""Models of libraries by name, each with its library's preprocessing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stainlock.storage.weights import one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 INSTALL = {"torchvision": "torchvision", "timm": "stainlock[timm]"}
-# Those that a bundle names and that are built by their name alone; the others' files are the owner's.
+# Built by name alone, so that a bundle can name them; the others need the owner's files.
 _BY_NAME = ("torchvision", "timm", "smp", "transformers")
 LIBRARIES = (*_BY_NAME, "hf", "ultralytics")
-# Weights come from the weights option alone, so that nothing is downloaded unasked.
+# Refused as arguments: weights come from --weights alone, so that nothing is downloaded unasked.
 _RESERVED = {
     "weights", "weights_backbone", "pretrained", "pretrained_backbone", "checkpoint_path", "pretrained_cfg",
     "pretrained_cfg_overlay", "cache_dir", "encoder_weights",
@@ -37,7 +37,7 @@ _RESERVED = {
 _SIZE_ARGUMENTS = ("image_size", "img_size", "input_size")
 
 # What a bundle may pass to a library: arguments that shape the model, each within bounds, and nothing that names a
-# file, an address, a class or a global switch. Whoever needs another names the model themselves.
+# file, an address, a class or a global switch. Users who need others name the model themselves.
 _FLAGS = {"zero_init_residual", "aux_logits", "aux_loss", "transform_input", "init_weights", "qkv_bias", "class_token"}
 _FRACTIONS = {
     "dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "drop_path_rate", "drop_block_rate",
@@ -52,10 +52,10 @@ _NUMBERS = {
     "detections_per_img": (1, 10_000), "topk_candidates": (1, 100_000), "box_detections_per_img": (1, 10_000),
     "rpn_pre_nms_top_n_test": (1, 100_000), "rpn_post_nms_top_n_test": (1, 100_000),
 }  # fmt: skip
-_LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one for each side
+_LISTS = ("image_size", "img_size", "input_size", "min_size")  # one number, or one per side
 _USUAL_CLASSES = 1000
 _LIBRARY = "the library"
-# As many frames as torchvision's models of video were trained on.
+# Number of frames that torchvision's video models were trained on.
 _FRAMES = 16
 _POOLS = {"", "avg", "max", "avgmax", "catavgmax", "fast", "token", "map"}
 
@@ -68,14 +68,14 @@ def build_library_model(reference: str, *, pretrained: bool) -> Target:
 
 
 def is_built_by_name(reference: str) -> bool:
-    """Whether a library builds the model by its name alone, without a file of the owner's."""
+    """Whether a library builds the model by name alone, without the owner's files."""
     library, name, _ = _parts(reference)
     return library in _BY_NAME or (library == "ultralytics" and is_stock(name))
 
 
 def named_reference(reference: str, model: nn.Module) -> str:
-    """The model by its name alone where a library has it, also if it came from a folder or file of the owner's; else
-    the reference as it is."""
+    """The model by name alone if a library has it, even if it came from the owner's folder or file; else the reference
+    unchanged."""
     library, name, _ = _parts(reference)
     if library == "hf":
         found = transformers_reference(model)
@@ -94,9 +94,9 @@ def _parts(reference: str) -> tuple[str, str, str]:
 
 
 def check_bundled_reference(reference: str, most: int) -> None:
-    """Refuse a library's model that a bundle may not ask for: it comes from strangers.
+    """Refuse a library's model that a bundle may not ask for: bundles may come from strangers.
 
-    ``most`` is how many numbers the bundle has as weights: a larger model is not theirs, and never built.
+    ``most`` is the number of values in the bundle's weights: a larger model can't be theirs, and is never built.
     """
     library, name, query = _parts(reference)
     if not is_built_by_name(reference) or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
@@ -116,13 +116,12 @@ def check_bundled_reference(reference: str, most: int) -> None:
             raise ModelError(f"{reference} can't be measured before it is built: name the model yourself with --model"
                              " (in Python model=)")  # fmt: skip
     elif size > most:
-        raise ModelError(f"the bundle asks for {reference}, which has {size} weights, and has {most} itself: expected"
-                         " the model that its weights are of")  # fmt: skip
+        raise ModelError(f"the bundle asks for {reference}, which has {size} weights, but contains {most}: expected"
+                         " the model that its weights belong to")  # fmt: skip
 
 
 def _size_without_memory(reference: str) -> int | None:
-    """How many numbers a library's model has, found on PyTorch's device without memory; None where it can't be built
-    there."""
+    """Number of values in a library's model, counted on PyTorch's meta device; None if it can't be built there."""
     library, name, query = _parts(reference)
     if library == "ultralytics":
         return stock_size(name, _parse_arguments(reference, query))
@@ -157,7 +156,7 @@ def _is_harmless(argument: str, value: Any) -> bool:
 
 
 def resize_filter(reference: str | None) -> str:
-    """``"bilinear"`` or ``"bicubic"``: what the library resizes photographs with for this model."""
+    """``"bilinear"`` or ``"bicubic"``: how the library resizes photographs for this model."""
     library, _, rest = (reference or "").partition(":")
     name = rest.partition("?")[0]
     found = "bilinear"
@@ -217,7 +216,7 @@ def _torchvision_target(reference: str, name: str, arguments: dict[str, Any], pr
 
 
 def _as_with_weights(builder: Any, weights: Any) -> dict[str, Any]:
-    """What torchvision changes when it loads weights: a reference is one architecture with any weights."""
+    """Arguments that torchvision sets when it loads weights, so that a reference always means one architecture."""
     name, parameters = builder.__name__, inspect.signature(builder).parameters
     changes: dict[str, Any] = {}
     if "weights_backbone" in parameters:
@@ -232,7 +231,7 @@ def _as_with_weights(builder: Any, weights: Any) -> dict[str, Any]:
 
 
 def _freeze_norms(name: str, model: nn.Module) -> None:
-    """The first generation of detectors has other batch norms, and most of them no ε, once it gets weights."""
+    """Freeze batch norms, most with ε = 0, as torchvision does when it loads weights into older object detectors."""
     if not name.endswith("_fpn"):
         return
     frozen = _imported("torchvision.ops").FrozenBatchNorm2d
@@ -245,9 +244,9 @@ def _freeze_norms(name: str, model: nn.Module) -> None:
 
 
 def _detector_target(model: nn.Module) -> Target:
-    """Detectors normalise pixels themselves; their backbone, the part that traces, sees the outcome."""
+    """Object detectors normalise pixels themselves; their backbone, the part that traces, gets the result."""
     transform: Any = model.transform
-    size = tuple((transform.fixed_size or (transform.min_size[-1],) * 2)[::-1])  # the last one is what evaluation uses
+    size = tuple((transform.fixed_size or (transform.min_size[-1],) * 2)[::-1])  # evaluation uses the last one
     mean, std = tuple(transform.image_mean), tuple(transform.image_std)
     return Target(model, (3, *size), mean, std, part="backbone", normalises=True, known_from=_LIBRARY)
 
@@ -298,7 +297,7 @@ def _check_known(reference: str, name: str, known: Iterable[str]) -> None:
 
 
 def _size(reference: str, arguments: dict[str, Any], default: Any) -> tuple[int, int]:
-    """Height and width: from the model's arguments where they say, else the library's."""
+    """Height and width: from the model's arguments if given there, else the library's."""
     given = next((arguments[key] for key in _SIZE_ARGUMENTS if key in arguments), default)
     numbers = list(given) if isinstance(given, list | tuple) else [given]
     numbers = numbers[-2:] if len(numbers) == 3 else numbers
@@ -309,8 +308,8 @@ def _size(reference: str, arguments: dict[str, Any], default: Any) -> tuple[int,
 
 @contextmanager
 def _failures_told(reference: str, pretrained: bool) -> Iterator[None]:
-    """What a library raises while it builds a model, as one line that says what to do."""
-    logger = logging.getLogger("huggingface_hub")  # tells every retry of a download
+    """Turn whatever a library raises while it builds a model into one line that says what to do."""
+    logger = logging.getLogger("huggingface_hub")  # logs every retry of a download
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

@@ -51,17 +51,17 @@ def load_reference(
     - ``torchvision:NAME``, ``timm:NAME``, with model arguments as ``NAME?num_classes=10&...``. ``weights`` is
       ``"pretrained"`` (or None: the library's own, a download), ``"random"``, or a file.
     - ``smp:NAME?encoder_name=...``, the same for segmentation_models_pytorch; ``hf:DIR``, a folder that transformers'
-      `save_pretrained` wrote, with its image processor's; ``transformers:CLASS?...``, the architecture alone;
+      `save_pretrained` wrote for the model and its image processor; ``transformers:CLASS?...``, the architecture alone;
       ``ultralytics:FILE.pt`` or ``ultralytics:NAME.yaml``.
     - ``FILE.py:FACTORY``, a function without arguments that returns an `nn.Module` or a `Target`. It brings
       its own weights; a weight file is loaded on top.
-    - ``FILE.onnx``, whose operations become a module that is compared with ONNX Runtime. ``input_shape`` is for sizes
-      that it leaves open; how it takes pixels it does not say.
-    - a bundle directory, which holds its own weights. If Python code builds its model, that is not run unasked:
-      ``model`` gives the architecture (``FILE.py:FACTORY``, a module or a target), or ``trust_code`` says to run
-      what the bundle names.
+    - ``FILE.onnx``, whose operations become a module that is compared with ONNX Runtime. ``input_shape`` sets sizes
+      that the file leaves open; the file does not say how it takes pixels.
+    - a bundle directory, which holds its own weights. If Python code builds its model, that code is not run unasked:
+      ``model`` gives the architecture (``FILE.py:FACTORY``, a module or a target), or ``trust_code`` allows the code
+      that the bundle names.
 
-    Random initialisation, a factory's too, draws from ``seed`` and leaves the global generator as it was.
+    Random initialisation, also in a factory, uses ``seed`` and leaves the global generator unchanged.
     """
     weight_file = None if weights in (None, "pretrained", "random") else Path(str(weights))
     if Path(reference).is_dir():
@@ -95,7 +95,7 @@ def refuse_weights(bundle: str, weights: str | Path | None) -> None:
 
 
 def call_factory(reference: str) -> Any:
-    """What the function of ``FILE.py:FACTORY`` returns."""
+    """Call the function of ``FILE.py:FACTORY`` and return its result."""
     file, _, name = reference.rpartition(":")
     path = Path(file)
     if ":" not in reference and not Path(reference).exists():
@@ -143,7 +143,7 @@ def _factory(path: Path, name: str) -> Callable[[], Any]:
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now: a compiled copy beside it may be of an older one, written in the same second."""
+    """Compiles the file as it is now: cached bytecode may be of an older version written in the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -151,13 +151,13 @@ class _Uncached(importlib.machinery.SourceFileLoader):
 
 
 def _import_file(path: Path) -> ModuleType:
-    # A name of its own for each import, so that a file called numpy.py, or two called model.py, do no harm.
+    # A unique name for each import, so that a file called numpy.py, or two called model.py, do no harm.
     name = f"_stainlock_factory_{next(_module_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_Uncached(name, str(path)))
     if spec is None or spec.loader is None:
         raise FileError(f"{path} can't be imported as a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and others look their module up there
+    sys.modules[name] = module  # dataclasses and others look up their module there
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -173,9 +173,9 @@ def _is_own_function(value: object, module: ModuleType) -> bool:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Modules beside a factory's file can be imported inside, and are forgotten afterwards.
+    """Make modules beside a factory's file importable inside this context, and forget them afterwards.
 
-    Forgotten, because the next factory's folder may have a module of the same name and other contents.
+    The next factory's folder may have a different module of the same name.
     """
     folder = folder.resolve()
     search_path, known = list(sys.path), {name.partition(".")[0] for name in sys.modules}
@@ -192,7 +192,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _lies_in(module: ModuleType, folder: Path, package: str) -> bool:
-    """Whether it is the folder's own module or package, not one of an environment inside the folder."""
+    """Whether it is the folder's own module or package, not part of an environment inside the folder."""
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
     home = folder / package
     return any(Path(p) == home.with_suffix(".py") or Path(p).is_relative_to(home) for p in places if p)
@@ -200,7 +200,7 @@ def _lies_in(module: ModuleType, folder: Path, package: str) -> bool:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    # The CPU's generator alone: models are initialised there; torch.manual_seed would reach the GPU's too.
+    # Only the CPU's generator: models are initialised there, and torch.manual_seed would also seed the GPU's.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

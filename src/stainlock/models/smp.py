@@ -14,7 +14,7 @@ _DEFAULT_SIZE = 224
 def smp_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
     """``smp:NAME?encoder_name=resnet34&classes=2``: any architecture and encoder of the library."""
     if pretrained:
-        raise ModelError(f"{reference}: the library has no weights of whole models: pass --weights FILE or random")
+        raise ModelError(f"{reference}: the library has no weights for whole models: pass --weights FILE or random")
     smp = imported("segmentation_models_pytorch", "stainlock[smp]")
     size = arguments.pop("image_size", _DEFAULT_SIZE)
     sides = tuple(size) if isinstance(size, list) else (size, size)

@@ -2,9 +2,9 @@
 
 The torchvision wheels on PyPI are linked against the CUDA build of torch. Beside a CPU-only torch their ``_C`` library
 does not load, and ``import torchvision`` stops with "operator torchvision::nms does not exist". `install`, which
-``import stainlock`` calls, adds a finder for the one name ``torchvision``: the import runs as usual, and only after
-that particular failure are the missing operators defined (`torchvision_operators`) and the import tried again. Nothing
-is imported before someone asks for torchvision, so this costs nothing where nobody does.
+``import stainlock`` calls, adds a finder for the one name ``torchvision``. The import runs as usual. Only if it fails
+in this way are the missing operators defined (`torchvision_operators`) and the import tried again. Nothing is imported
+until torchvision is, so this costs nothing otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIBRARY = "_stainlock_operators"  # attribute of torchvision.extension that kee
 
 
 class _Loader(SourceFileLoader):
-    """Runs ``torchvision/__init__.py``; where its operators are missing, once more with ours."""
+    """Runs ``torchvision/__init__.py`` and, if its operators are missing, once more with ours."""
 
     def exec_module(self, module: ModuleType) -> None:
         fresh = dict(vars(module))
@@ -32,7 +32,7 @@ class _Loader(SourceFileLoader):
                 raise
         else:
             return
-        # Keep only the submodule ``extension``, told that the operators exist, and import the rest afresh.
+        # Keep only the submodule ``extension``, patched to say that the operators exist, and import the rest again.
         extension = sys.modules["torchvision.extension"]
         for name in [n for n in sys.modules if n.startswith("torchvision.") and n != extension.__name__]:
             del sys.modules[name]
@@ -49,7 +49,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds torchvision where Python would, and loads it by `_Loader`."""
+    """Finds torchvision where Python would, and loads it with `_Loader`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -63,16 +63,16 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Let every later ``import torchvision`` of this process go through here; calling it again changes nothing."""
+    """Route every later ``import torchvision`` of this process through here; calling it again changes nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def ensure_torchvision() -> Literal["native", "fallback", "absent"]:
-    """Import torchvision, with our operators where its own do not load; calling it again changes nothing.
+    """Import torchvision, with our operators if its own do not load; calling it again changes nothing.
 
-    Returns ``"native"`` (torchvision loads by itself and is left alone), ``"fallback"`` (our operators stand
-    in) or ``"absent"`` (torchvision is not installed).  Any other failure of the import is passed on.
+    Returns ``"native"`` (torchvision loads by itself and is left alone), ``"fallback"`` (our operators are
+    used) or ``"absent"`` (torchvision is not installed).  Any other failure of the import is passed on.
     """
     install()
     try:

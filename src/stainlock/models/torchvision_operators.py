@@ -1,4 +1,4 @@
-"""torchvision's compiled operators, in Python, for where they do not load; `torchvision_import` says when.
+"""torchvision's compiled operators in Python, for when they do not load; see `torchvision_import`.
 
 ``nms`` and ``roi_align`` have CPU implementations, the latter with its gradient.  The other operators are declared but
 have no kernel, so using them raises ``NotImplementedError``.

@@ -35,7 +35,7 @@ _YOLO_TASKS = {
 
 def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pretrained: bool) -> Target:
     """``ultralytics:FILE.pt``, or ``ultralytics:NAME.yaml`` with ``--weights``: a YOLO for any of its tasks."""
-    os.environ.setdefault("YOLO_VERBOSE", "False")  # read on import; it would print to our standard output
+    os.environ.setdefault("YOLO_VERBOSE", "False")  # read on import; otherwise it prints to our standard output
     tasks = imported("ultralytics.nn.tasks", _INSTALL)
     size = arguments.pop("image_size", None)
     with failures_told(reference), quiet("ultralytics"):
@@ -58,7 +58,7 @@ def ultralytics_target(reference: str, name: str, arguments: dict[str, Any], pre
 def _check_size(config: dict[str, Any], tasks: Any) -> None:
     """Refuse a file that describes a larger or slower model than any YOLO, before it takes memory or time.
 
-    Its layers are made and run on shapes alone, for an image as large as ultralytics runs it on while it is built.
+    Its layers are created and run on shapes alone, for the image size that ultralytics itself uses while building.
     """
     channels = config.get("channels") or 3
     with torch.device("meta"):
@@ -68,11 +68,11 @@ def _check_size(config: dict[str, Any], tasks: Any) -> None:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             _run(layers, torch.empty(2, channels, _YOLO_SIZE, _YOLO_SIZE))
     if (work := counter.get_total_flops() // 2) > _MOST_WORK:
-        raise ModelError(f"it describes a model of {work:.0e} operations an image: expected at most {_MOST_WORK:.0e}")
+        raise ModelError(f"it describes a model of {work:.0e} operations per image: expected at most {_MOST_WORK:.0e}")
 
 
 def _run(layers: Any, values: Any) -> None:
-    """Each layer on what it reads: the one before it, or those whose numbers it has."""
+    """Run each layer on its inputs: the output of the layer before it, or of the layers whose numbers it lists."""
     found: list[Any] = []
     for layer in layers:
         if isinstance(layer.f, int):
@@ -84,7 +84,7 @@ def _run(layers: Any, values: Any) -> None:
 
 
 def _input_shape(model: Any, size: Any) -> tuple[int, ...]:
-    """Channels, rows and columns: of the size that is asked for, else of the one it was trained at."""
+    """Channels, rows and columns: of the requested size, else of the size it was trained on."""
     trained = getattr(model, "args", {})
     usual = trained.get("imgsz") if isinstance(trained, dict) else getattr(trained, "imgsz", None)
     if size is None:
@@ -95,19 +95,19 @@ def _input_shape(model: Any, size: Any) -> tuple[int, ...]:
 
 
 def is_stock(name: str) -> bool:
-    """Whether this is the name of a YAML file that ultralytics may have itself."""
+    """Whether ultralytics may have a YAML file of this name itself."""
     return _STOCK.fullmatch(name) is not None
 
 
 def stock_size(name: str, arguments: dict[str, Any]) -> int:
-    """How many numbers a model of the package's own has; its layers are made without memory, and never run."""
+    """Number of values in one of the package's own models; its layers are created without memory and never run."""
     tasks = imported("ultralytics.nn.tasks", _INSTALL)
     with failures_told(f"ultralytics:{name}"), quiet("ultralytics"):
         return sum(tensor.numel() for tensor in _stock_layers(name, arguments, tasks).state_dict().values())
 
 
 def stock_reference(model: nn.Module) -> str | None:
-    """``ultralytics:NAME.yaml?nc=...`` for a model that the package's own YAML file describes; None for others."""
+    """``ultralytics:NAME.yaml?nc=...`` if one of the package's own YAML files describes the model, else None."""
     tasks = imported("ultralytics.nn.tasks", _INSTALL)
     own = dict(getattr(model, "yaml", None) or {})
     name = Path(str(own.get("yaml_file", ""))).name
@@ -139,7 +139,7 @@ def _stock_layers(name: str, arguments: dict[str, Any], tasks: Any) -> nn.Module
 
 
 def _stock_config(name: str, tasks: Any) -> dict[str, Any]:
-    """The package's own YAML file, whatever lies in the working folder; one for all sizes, as yolo11.yaml for
+    """The package's own YAML file, whatever is in the working folder. One file is for all sizes: yolo11.yaml for
     yolo11n.yaml."""
     folder = Path(tasks.__file__).parents[1] / "cfg" / "models"
     stems = (name, re.sub(r"(\d+)([nslmx])(.+)$", r"\1\3", name))

@@ -1,9 +1,9 @@
 """Files of ultralytics that may come from a stranger: checkpoints, which are pickles, and YAML files.
 
-``weights_only=True`` alone does not make such a pickle harmless: whatever class it may name, it may also call, and
-ultralytics' models evaluate text that their arguments hold. So classes are only stood in for: an empty layer is made
-and filled with what the file says of it, and no constructor runs. A YAML file names what is called for each of
-its rows: only layers, with numbers within bounds.
+``weights_only=True`` alone does not make such a pickle harmless: it may call any class that it may name, and
+ultralytics' models evaluate text in their arguments. So every class is replaced by a stand-in that creates an empty
+layer, which is filled with the file's values; no constructor runs. A YAML file names what is called for each of its
+rows: only layers are allowed, with numbers within bounds.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _PARTS = ("block", "conv", "head", "transformer", "utils")  # of ultralytics.nn.
 _PLAIN_ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z0-9]+\([A-Za-z0-9_=., -]*\)")
 _DOWNLOADS = "TorchVision"  # a layer that fetches weights
 _LONGEST_YAML = 2**20  # bytes
-_MOST_LAYERS, _MOST_REPEATS, _LARGEST = 1000, 100, 2**16  # rows, repeats of one, and numbers among the settings
+_MOST_LAYERS, _MOST_REPEATS, _LARGEST = 1000, 100, 2**16  # limits on rows, repeats of a row, and numbers in settings
 
 
 def read_checkpoint(path: Path, tasks: Any) -> Any:
-    """The module in a checkpoint, made of known layers and tensors without calling anything that the file names."""
+    """The module in a checkpoint, built from known layers and tensors without calling anything that the file names."""
     if not path.is_file():
         raise FileError(f"{path} does not exist")
     check_pytorch_file(path)
@@ -46,7 +46,7 @@ def read_checkpoint(path: Path, tasks: Any) -> Any:
             " ultralytics' own; build the model in a FILE.py:FACTORY"
         ) from error
     except Exception as error:  # torch.load raises nearly anything on damaged and foreign files
-        raise FileError(f"{path} is not a whole checkpoint of ultralytics ({one_line(error)}): get it again") from error
+        raise FileError(f"{path} is not a complete ultralytics checkpoint ({one_line(error)}): get it again") from error
     model = next((found[name] for name in ("ema", "model") if found.get(name)), None) if type(found) is dict else None
     if not isinstance(model, tasks.BaseModel):
         raise FileError(f"{path} holds no model: expected a checkpoint that ultralytics wrote")
@@ -56,7 +56,7 @@ def read_checkpoint(path: Path, tasks: Any) -> Any:
 
 @contextmanager
 def _allowing(classes: list[Any]) -> Iterator[None]:
-    """A pickle may name these classes, and none that others allowed in this process: they could be called."""
+    """Let a pickle name these classes only, not those allowed elsewhere in this process, which it could call."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
@@ -67,7 +67,7 @@ def _allowing(classes: list[Any]) -> Iterator[None]:
 
 
 def _fillable(path: Path, tasks: Any) -> list[Any]:
-    """For every layer that a checkpoint names: what stands in for it, and the layer by a name that no file knows."""
+    """For every layer that a checkpoint names: its stand-in, and the layer itself under a name that no file knows."""
     modules = [tasks, nn, import_module("ultralytics.nn.modules")]
     modules += [import_module(f"ultralytics.nn.modules.{name}") for name in _PARTS]
     layers = {value for module in modules for value in vars(module).values() if _is_layer(value)}
@@ -82,7 +82,7 @@ def _fillable(path: Path, tasks: Any) -> list[Any]:
 
 
 def _stand_in(cls: Any) -> type:
-    """A class that makes empty objects of another."""
+    """A class that creates empty objects of another class."""
 
     def empty(_: type, *given: object) -> Any:
         if given:
@@ -97,14 +97,14 @@ def _is_layer(value: Any) -> bool:
 
 
 def read_yaml(path: Path, tasks: Any) -> dict[str, Any]:
-    """A model's YAML file, of which every row names a layer; what else it says is numbers and texts."""
+    """A model's YAML file. Every row names a layer; everything else is numbers and text."""
     if not path.is_file():
         raise FileError(f"{path} does not exist")
     if path.stat().st_size > _LONGEST_YAML:
         raise FileError(f"{path} is too long for a model's YAML file: it has {path.stat().st_size} bytes")
     try:
         config: Any = tasks.YAML.load(path)
-    except Exception as error:  # of the parser, or of the text
+    except Exception as error:  # from the parser or the text's encoding
         raise FileError(f"{path} can't be read as YAML: {one_line(error)}") from error
     try:
         _check_yaml(config, tasks)
@@ -136,7 +136,7 @@ def _check_yaml(config: Any, tasks: Any) -> None:
 
 
 def _depths(config: dict[str, Any]) -> list[float]:
-    """What repeats are multiplied by: at any of the model's scales."""
+    """The factors by which repeats are multiplied, at any of the model's scales."""
     scales = config.get("scales")
     given = [config.get("depth_multiple"), *(scales.values() if isinstance(scales, dict) else [])]
     first = [value[0] if isinstance(value, list) and value else value for value in given]
@@ -144,7 +144,7 @@ def _depths(config: dict[str, Any]) -> list[float]:
 
 
 def _check_layer(name: Any, tasks: Any) -> None:
-    """ultralytics calls whatever of its own module has that name: not only layers, and one of these downloads."""
+    """Refuse all but layers: ultralytics calls anything of that name in its module, and one layer downloads weights."""
     check_text(name, "a layer's name")
     library, _, own = name.rpartition(".")
     found: Any

@@ -1,7 +1,13 @@
-"""What a model computes: traced once, and asked by stains, locks, certificates and attacks.
+"""What a model computes: traced once, and used by stains, locks, certificates and attacks.
 
-`network` is the object they ask, `trace` makes its graph, `ops` is the table of operations. `sites` are the layers that
-a detector can live in, `channels` who writes and reads them, `fields` the pixels each sees, `features` a detector's
-responses there. `activations`, `norms` and `moments` follow means and deviations, `signals` and `blocks` what a lock
-sends through the network. `object_detectors` says what an object detector does to its images.
+- `network`: the traced model, which the rest of the library works with
+- `trace`, `recorder`: its graph of operations, by torch.fx or by recording one run
+- `ops`: the table of operations
+- `sites`: the layers that a detector can be written into
+- `channels`: which layers read a channel
+- `fields`, `near`: which pixels a position sees
+- `features`: a layer's input, and the responses of detectors there
+- `activations`, `norms`, `moments`: activation functions, batch norms, and channels' means and deviations
+- `signals`, `blocks`: how a lock's signal travels, and squeeze-and-excite blocks
+- `object_detectors`: how object detectors resize their images
 """

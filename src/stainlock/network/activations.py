@@ -1,4 +1,4 @@
-"""Activations: where each is silent, what it rests at, and where it saturates."""
+"""Activations: below which input each is silent, the value it then has, and where it saturates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Activation:
-    """What matters for a detector about the activation that follows it.
+    """What a detector needs to know about the activation after it.
 
-    A pre-activation below ``silent_below`` gives the constant ``rest`` to within ``residue``, plus ``leak``
-    times the pre-activation. Above ``ceiling`` the output no longer grows.
+    For pre-activations below ``silent_below`` the output is ``rest`` plus ``leak`` times the pre-activation, to within
+    ``residue``. For those above ``ceiling`` it no longer grows.
     """
 
     name: str
@@ -77,7 +77,7 @@ _MODULES: dict[type[nn.Module], str] = {
 }
 
 
-# Other packages have classes of their own for these functions: what they compute is compared.
+# Other packages have their own classes for these functions. Classes with such names are recognised by their values.
 _OTHER_NAMES = re.compile("relu|gelu|silu|swish|mish|sigmoid|tanh", re.IGNORECASE)
 _VARIANTS: dict[str, list[Callable[[Tensor], Tensor]]] = {"gelu": [partial(F.gelu, approximate="tanh")]}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -90,7 +90,7 @@ def leaky_relu(slope: float) -> Activation:
 
 
 def activation_of_module(module: nn.Module) -> Activation | None:
-    """The activation a leaf module computes, or None when it is not one we know."""
+    """The activation a leaf module computes, or None if it is not a known one."""
     if isinstance(module, nn.LeakyReLU):
         return leaky_relu(float(module.negative_slope))
     name = _MODULES.get(type(module)) or _recognised(module)
@@ -106,7 +106,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def _recognised(module: nn.Module) -> str | None:
-    """The activation that a class of another package computes, by its values."""
+    """The activation that another package's class computes, recognised by its values; None if there is none."""
     if type(module).__module__.startswith("torch.") or not _OTHER_NAMES.search(type(module).__name__):
         return None
     if any(module.children()) or module.state_dict():
@@ -120,7 +120,7 @@ def _recognised(module: nn.Module) -> str | None:
 def _compared(module: nn.Module) -> str | None:
     try:
         with torch.no_grad():
-            values = module.forward(_SAMPLE.clone())  # not by a call, which fx would trace
+            values = module.forward(_SAMPLE.clone())  # not called as a module, which fx would trace
         if values.shape != _SAMPLE.shape:
             return None
     except Exception:  # another package's code, which may take other arguments
@@ -130,12 +130,12 @@ def _compared(module: nn.Module) -> str | None:
 
 
 def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Activation | None:
-    """The activation a function or tensor method computes, or None; `function` may be a method's name."""
+    """The activation a function or tensor method computes, or None; ``function`` may be a method's name."""
     name = (function if isinstance(function, str) else getattr(function, "__name__", "")).rstrip("_")
     if name == "leaky_relu":
         slope = keywords.get("negative_slope", arguments[1] if len(arguments) > 1 else 0.01)
         return leaky_relu(float(slope))
     shaped = len(arguments) > 1 or any(keywords.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
     if name in ("elu", "celu", "softplus") and shaped:
-        return None  # other than by default they are other functions
+        return None  # with arguments other than the defaults they are different functions
     return _TABLE.get(name)

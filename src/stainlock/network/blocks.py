@@ -1,9 +1,9 @@
-"""Squeeze-and-excite blocks in a traced network: a map is pooled, and two dense layers compute a gate for each channel.
+"""Squeeze-and-excite blocks in a traced network: a map is pooled, and two dense layers compute one gate per channel.
 
     gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
 
-Some have a third layer over the same hidden units, whose output is added to the channels. With tanh for σ a gate can
-also flip a channel's sign.
+Some have a third layer over the same hidden units, whose output is added to the channels. If σ is tanh, a gate can also
+flip a channel's sign.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stainlock.network.ops import KEEPING, is_product, is_reshape, is_sum, op_of
 from stainlock.network.trace import TracedPart
 from stainlock.tensors import has
 
-# Hidden units must be unbounded, and gates must be able to close.
+# Activations of hidden units must be unbounded; those of gates must be able to reach zero.
 _HIDDEN = {"relu", "silu", "gelu", "hardswish"}
 _GATES = {"sigmoid", "hardsigmoid", "tanh"}
 
@@ -27,7 +27,7 @@ _GATES = {"sigmoid", "hardsigmoid", "tanh"}
 class Block:
     """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates.
 
-    ``shift`` is the layer whose output is added to the channels, if there is one; ``output`` is the block's output.
+    ``shift`` is the layer whose output is added to the channels, or None; ``output`` is the block's last node.
     """
 
     squeezed: fx.Node
@@ -41,14 +41,14 @@ class Block:
 
 
 def gate_level(gate: str, gain: Tensor) -> Tensor:
-    """The input for which a gate has this value."""
+    """The input for which a gate takes this value."""
     if gate == "hardsigmoid":
         return 6 * gain - 3
     return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
 
 
 def find_blocks(part: TracedPart) -> dict[fx.Node, Block]:
-    """Every block by its product."""
+    """Every block, by the node that multiplies by its gates."""
     found = (block_at(part, node) for node in part.graph.nodes if is_product(part, node))
     return {block.product: block for block in found if block is not None}
 
@@ -82,7 +82,7 @@ def block_at(part: TracedPart, product: fx.Node) -> Block | None:
 
 
 def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node | None:
-    """The dense layer over the hidden units whose output is added to the product, and to nothing else."""
+    """The dense layer over the hidden units whose output is added to the product; None if there is none."""
     users = list(product.users)
     if len(users) != 1 or not is_sum(part, users[0]):
         return None
@@ -100,7 +100,7 @@ def _through_reshapes(part: TracedPart, node: fx.Node) -> fx.Node:
 
 
 def _is_dense(part: TracedPart, node: fx.Node) -> bool:
-    """A layer over pooled channels, used once, with a bias to write to."""
+    """A Linear or ungrouped 1×1 Conv2d, with a bias to write to."""
     leaf = part.leaf(node) if node.op == "call_module" else None
     if not (isinstance(leaf, nn.Linear) or (isinstance(leaf, nn.Conv2d) and leaf.groups == 1)):
         return False

@@ -1,8 +1,8 @@
-"""Following a channel: from the layer that writes it to the layers that read it, and back.
+"""Following a channel: from the layer that writes it to the layers that read it.
 
-On its way a channel passes batch norms, activations, pooling, depthwise convolutions, additions and concatenations.
-None of these mixes it with other channels; `stainlock.network.ops` says what each does. Where an operation has no rule,
-the walk stops and gives the reason.
+On its path a channel passes batch norms, activations, pooling, depthwise convolutions, additions and concatenations.
+None of these mixes it with other channels of the same map; `stainlock.network.ops` says what each does. At an operation
+without a rule the walk stops and records the reason.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Reason(Enum):
 
     RETURNED = "the model returns the channel itself: choose another site"
     GATES = "it gates a product: choose another site"
-    MIXED = "it divides the channel by what others are: choose a site behind it"
-    GROUPED = "a grouped convolution keeps the signal within its group: choose a site behind it"
-    SHARED = "its weights are used in several places: choose a site behind it"
-    CORNER_UNSEEN = "its kernel does not reach position (0, 0): choose a site behind it"
-    CORNER_MOVED = "it moves position (0, 0): choose a site behind it"
-    OVER_A_MAP = "a dense layer over a map: choose a site behind it"
-    NOT_SILENT = "it turns a silent signal into a constant: choose a site behind it"
-    ACTIVATION_UNKNOWN = "its activation has no rule: choose a site behind it"
-    NO_STATISTICS = "it has no running statistics, so that its outputs depend on the whole batch"
-    GATED = "a gate would scale the signal: choose a site behind it"
-    ADDED_TO_ITSELF = "the signal would be added to itself: choose a site behind it"
-    CANT_BE_SILENCED = "what it adds to the signal can't be silenced: choose a site behind it"
+    MIXED = "it scales the channel depending on others: choose a site after it"
+    GROUPED = "a grouped convolution keeps the signal within its group: choose a site after it"
+    SHARED = "its weights are used in several places: choose a site after it"
+    CORNER_UNSEEN = "its kernel does not reach position (0, 0): choose a site after it"
+    CORNER_MOVED = "it moves position (0, 0): choose a site after it"
+    OVER_A_MAP = "a dense layer over a map: choose a site after it"
+    NOT_SILENT = "it turns a silent signal into a constant: choose a site after it"
+    ACTIVATION_UNKNOWN = "its activation has no rule: choose a site after it"
+    NO_STATISTICS = "it has no running statistics, so its outputs depend on the whole batch"
+    GATED = "a gate would scale the signal: choose a site after it"
+    ADDED_TO_ITSELF = "the signal would be added to itself: choose a site after it"
+    CANT_BE_SILENCED = "what it adds to the signal can't be silenced: choose a site after it"
     UNREAD = "nothing reads it"
-    UNKNOWN = "add an op rule for it, or choose a site behind it"
+    UNKNOWN = "add an op rule for it, or choose a site after it"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def stop_at(part: TracedPart, node: fx.Node, reason: Reason) -> Stop:
 
 @dataclass(frozen=True)
 class Passed:
-    """A batch norm or depthwise convolution on a channel's way; channel k of the site is its channel offset + k."""
+    """A batch norm or depthwise convolution on a channel's path; channel k of the site is its channel offset + k."""
 
     module: str
     offset: int = 0
@@ -84,8 +84,8 @@ Path = tuple[Passed | Activation, ...]
 class Reader:
     """A layer that reads the channel: channel k is its input ``offset + k·repeat … + repeat − 1``.
 
-    ``path`` are the operations between the site's own activation and the reader, each acting on the channel alone.
-    ``merged`` says that something else was added to it.
+    ``path`` lists the operations between the site's own activation and the reader, each of which acts on the channel
+    alone. ``merged`` says that something else was added to the channel.
     """
 
     module: str
@@ -100,7 +100,7 @@ class Reader:
 
     @property
     def modules(self) -> list[str]:
-        """The names of the modules on the way, and the reader's own."""
+        """The names of the modules on the path, and the reader's own."""
         return [*(step.module for step in self.path if isinstance(step, Passed)), self.module]
 
 
@@ -112,26 +112,26 @@ class Followers:
     activation: Activation | None = None
     readers: list[Reader] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
-    merges: list[str] = field(default_factory=list)  # additions on the way
+    merges: list[str] = field(default_factory=list)  # additions on the path
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the site's channels are: in a node's output, from ``offset`` on, each ``repeat`` values wide."""
+    """Where the site's channels are: in a node's output, starting at ``offset``, each ``repeat`` values wide."""
 
     node: fx.Node
     offset: int = 0
     repeat: int = 1
     path: Path = ()
     merged: bool = False
-    tokens: bool = False  # channels are the last axis, as a dense layer leaves them, not the second
+    tokens: bool = False  # channels are on the last axis, as after a Linear layer, instead of the second
 
 
 def follow(part: TracedPart, site: fx.Node) -> Followers:
     """Walk forward from a site's output until every path ends at a reader or a stop.
 
-    The norm and activation are recorded only while there is a single path: an activation on one of two paths does
-    not silence what the other reads.
+    The site's norm and activation are recorded only while there is a single path: an activation on one of two paths
+    does not silence what the other reads.
     """
     found = Followers()
     node, alone, shuffled = site, True, False
@@ -147,11 +147,11 @@ def follow(part: TracedPart, site: fx.Node) -> Followers:
         elif op.kind is Kind.PERMUTE and _moves(part, user, tokens=tokens):
             tokens = not tokens
         elif op.kind is Kind.SHUFFLE and not tokens and found.norm is None:
-            shuffled = True  # the activation behind it acts on each value, wherever it stands
+            shuffled = True  # the activation after it acts on each value, wherever that is moved
         elif op.kind is not Kind.NOTHING:
             break
         node = user
-    if shuffled:  # a reader has a part of the channel's weights for it, and for others: none is named
+    if shuffled:  # a channel is now part of a wider one, which readers share with others: no reader is recorded
         reasons = {Kind.OUTPUT: Reason.RETURNED, Kind.PRODUCT: Reason.GATES, Kind.MIXING: Reason.MIXED}
         users = [(user, op_of(part, user).kind) for user in node.users]
         found.stops += [stop_at(part, u, reasons.get(k, Reason.UNKNOWN)) for u, k in users if k is not Kind.SIZE]
@@ -168,7 +168,7 @@ def follow(part: TracedPart, site: fx.Node) -> Followers:
 
 
 def _step(part: TracedPart, place: _Place, user: fx.Node, found: Followers) -> Iterator[_Place]:
-    """One user of the node: yields where the channels continue, and records where they end."""
+    """Look at one user of the node: yield where the channels continue, and record where they end."""
     op = op_of(part, user)
     here = replace(place, node=user)
     passed = Passed(part.path(user), place.offset) if op.kind in (Kind.NORM, Kind.DEPTHWISE) else None
@@ -205,12 +205,12 @@ def _step(part: TracedPart, place: _Place, user: fx.Node, found: Followers) -> I
 
 
 def _moves(part: TracedPart, node: fx.Node, *, tokens: bool) -> bool:
-    """Whether a permutation moves channels from the axis where they are to the other."""
+    """Whether a permutation moves channels from the axis they are on to the other one."""
     return (axes_of(part, node) == TO_LAST) is not tokens
 
 
 def _reads(part: TracedPart, place: _Place, layer: fx.Node) -> bool:
-    """A dense layer reads channels from the last axis, a convolution from the second of a map."""
+    """A Linear layer reads channels from the last axis, a convolution from a map's second axis."""
     if isinstance(part.leaf(layer), nn.Linear):
         return place.tokens or len(part.shapes.get(place.node, ())) == 2
     return not place.tokens

@@ -1,4 +1,4 @@
-"""φ up to a site: responses of many detectors at once, and the crop that one position needs."""
+"""φ, a site's input: responses of many detectors to it at once, and the crop of the image that one position needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reached(Exception):
 
 @contextmanager
 def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, the first call of the layer stores its input and ends the forward pass with `Reached`."""
+    """Inside, a call of the layer stores its input and ends the forward pass with `Reached`."""
     caught: list[Tensor] = []
 
     def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
@@ -40,12 +40,12 @@ def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
-    """φ(x): what the site's layer is given for these pixels; the rest of the model is not run."""
+    """φ(x): the input of the site's layer for these pixels; the rest of the model is not run."""
     return input_of(target, site.name, pixels)
 
 
 def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
-    """What a layer is given for these pixels; the rest of the model is not run."""
+    """A layer's input for these pixels; the rest of the model is not run."""
     with captured_input(target.model.get_submodule(layer)) as caught, suppress(Reached):
         target.run_traced(pixels)
     if not caught:
@@ -62,8 +62,8 @@ def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
 def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, group: int = 0) -> Tensor:
     """Responses ``v·φ`` of detectors ``(D, d)`` at every position: ``(N, D, *grid)``.
 
-    The layer itself is run with the detectors as its weights, so that its own stride, padding and layout apply. In a
-    grouped convolution the detectors see the inputs of one group.
+    A convolution is run with the detectors as its weights, so its own stride, padding and dilation apply. In a grouped
+    convolution the detectors see the inputs of one group.
     """
     layer = site.layer(target.model)
     detectors = detectors.to(features.device, features.dtype)
@@ -83,7 +83,7 @@ def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, gro
 
 
 def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) -> tuple[int, ...]:
-    """Where a transposed convolution's tap writes what it read at an input position."""
+    """The output position to which a tap of a transposed convolution writes what it reads at an input position."""
     assert isinstance(layer, nn.ConvTranspose2d)
     padding: tuple[int, ...] = tuple(int(p) for p in layer.padding)
     steps = zip(position, layer.stride, tap, layer.dilation, padding, strict=True)
@@ -92,7 +92,7 @@ def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) ->
 
 @dataclass(frozen=True)
 class Region:
-    """A box within the input: where it starts and how far it goes along each axis after the channels."""
+    """A box within the input: its start and size along each axis after the channels."""
 
     start: tuple[int, ...]
     size: tuple[int, ...]
@@ -105,13 +105,13 @@ class Region:
         return at(pixels, self.slices)
 
     def paste(self, patch: Tensor, pixels: Tensor) -> Tensor:
-        """A copy of the pixels with the patch in its place."""
+        """A copy of the pixels with the patch in this box."""
         result = pixels.clone()
         self.cut(result).copy_(patch)
         return result
 
     def within(self, outer: Region) -> Region:
-        """The same box, counted from the start of an outer one."""
+        """The same box, relative to the start of an outer one."""
         return Region(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.size)
 
 
@@ -119,7 +119,8 @@ class Region:
 class Crop:
     """The part of the input to run instead of the whole, and the position in the smaller map.
 
-    ``gates`` are those of a mid-grey image, where the part is only what the position sees while they are held.
+    ``gates`` are set if the position sees only this part while they are held constant; at first they are those of a
+    mid-grey image.
     """
 
     region: Region
@@ -127,7 +128,7 @@ class Crop:
     gates: Gates | None = None
 
     def layer_input(self, target: Target, site: Site, pixels: Tensor) -> Tensor:
-        """φ of pixels of this part."""
+        """φ for the pixels of this part."""
         if self.gates is None or site.near is None:
             return layer_input(target, site, pixels)
         return site.near.layer_input(target, pixels, self.gates)
@@ -144,7 +145,7 @@ def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region
 
 
 def searched_region(target: Target, site: Site, position: tuple[int, ...], crop: Crop) -> Region:
-    """The pixels of a trigger: those that the position sees, or where gates are held those that it sees near it."""
+    """The pixels of a trigger: those that the position sees, or, if gates are held, those that it still sees then."""
     field = site.field if site.near is None or crop.gates is None else site.near.field
     return _region(target, field, position)
 
@@ -159,10 +160,10 @@ def _region(target: Target, field: Field | None, position: tuple[int, ...]) -> R
 def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
     """The smallest crop on which the site responds at the position exactly as on the whole image.
 
-    The crop starts at a multiple of the layer's stride, so that positions line up. Layers that pad
-    by size may also need it to be smaller than the image by a whole number of strides. A random image decides which
-    crop agrees with the whole image; if none does, the whole image is used. Behind gates it is the crop that agrees
-    while they are held.
+    The crop starts at a multiple of the layer's total stride, so that positions line up. Layers that pad depending on
+    size may also need it to be smaller than the image by a whole number of strides. Both crops are tried on a random
+    image, and the first that agrees with the whole image is taken; if neither does, the whole image is used. After
+    squeeze-and-excite blocks, crop and image are compared with the same gates held.
     """
     everything = Crop(whole_input(target), position)
     field = site.field if site.near is None else site.near.field
@@ -200,7 +201,7 @@ def _agrees(target: Target, site: Site, crop: Crop, position: tuple[int, ...]) -
         there = at(respond(site, target, features, detectors), position)
         try:
             here = respond(site, target, held.layer_input(target, site, crop.region.cut(image)), detectors)
-        except Exception:  # the model's own code, which may take images of one size alone
+        except Exception:  # the model's own code, which may take only images of one size
             return False
     if any(index >= size for index, size in zip(crop.position, here.shape[2:], strict=True)):
         return False

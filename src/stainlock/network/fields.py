@@ -1,8 +1,8 @@
 """Receptive fields: which pixels one position of a layer sees.
 
 Fields are computed node by node through the traced graph, from the windows in `stainlock.network.ops`. An operation
-without a window, or one that mixes all positions (attention, a pooled gate, a dense layer on a flattened map), is taken
-to see the whole input, which is always a valid bound.
+without a window, or one that mixes all positions (attention, a pooled gate, a dense layer on a flattened map), is
+assumed to see the whole input, which is always a valid bound.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Axis:
         return max(first, 0), min(first + self.size, pixels)
 
 
-Field = tuple[Axis, ...]  # vertical and horizontal, of video in time before them
+Field = tuple[Axis, ...]  # vertical and horizontal, preceded by time for video
 
-# What acts at each position by itself wherever channels are; windows of the other operations are those of maps with
-# channels on the second axis.
+# Kinds that act on each position by itself, whichever axis channels are on. Windows of other operations assume channels
+# on the second axis.
 _ANYWHERE = {Kind.DENSE, Kind.MIXING, Kind.PERMUTE, Kind.ACTIVATION, Kind.NOTHING, Kind.SUM, Kind.PRODUCT}
 _ELEMENTWISE = ("add", "sub", "mul", "truediv", "neg")
 
 
 def receptive_fields(part: TracedPart, constant: Collection[fx.Node] = ()) -> dict[fx.Node, Field | None]:
-    """The field of every node's output that depends on the image, with some nodes ``constant``; None means the whole
-    input."""
+    """The field of every node whose output depends on the image; None means the whole input. ``constant`` nodes are
+    taken not to depend on it."""
     image = next(iter(part.graph.nodes))
     fields: dict[fx.Node, Field | None] = {image: (Axis(),) * (part.rank - 2)}
     for node in part.graph.nodes:
@@ -71,17 +71,17 @@ def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[F
     anywhere = op.kind in _ANYWHERE or canonical(part.operation(node)) in _ELEMENTWISE
     if last == {True, False} or (last == {True} and (window != POINT or not anywhere)):
         return None
-    if op.kind is Kind.PERMUTE and channels_are_last(part, node) in last:  # not between the two orders
+    if op.kind is Kind.PERMUTE and channels_are_last(part, node) in last:  # does not switch between the two layouts
         return None
     if window != POINT or len(known) == 1:
-        # A factor of one pixel, such as a pooled gate, broadcasts: the positions are not those of the source.
+        # A factor of one position, such as a pooled gate, is broadcast: the positions are not those of the source.
         same = window != POINT or _size(part, node) == _size(part, sources[0])
         return _through(known[0], window) if same and len(known) == 1 else None
     return _union(known) if len({_size(part, n) for n in (node, *maps)}) == 1 else None
 
 
 def _size(part: TracedPart, node: fx.Node) -> tuple[int, ...]:
-    """How many positions a map has."""
+    """The shape of a map's positions."""
     shape = part.shapes.get(node, ())
     return shape[1:-1] if channels_are_last(part, node) else shape[2:]
 

@@ -1,7 +1,8 @@
-"""Mean and deviation of every channel over natural images, derived from batch norms.
+"""Mean and standard deviation of every channel over natural images, derived from batch norms.
 
-Behind a batch norm a channel has mean β and deviation |g|·σ. The table of operations propagates these through
-activations, additions, concatenations and new blocks, assuming Gaussian channels and independent blocks.
+After a batch norm a channel has mean β and deviation |g|·σ. The table of operations propagates these through
+activations, additions and concatenations, assuming Gaussian channels and independent summands. Gates of newly inserted
+blocks are constants.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stainlock.tensors import exact
 
 
 def remembered(network: Network) -> dict[fx.Node, Moments]:
-    """The moments of every node for which they follow from batch norms."""
+    """The moments of every node for which they can be derived from batch norms."""
     known: dict[fx.Node, Moments] = {}
     gates = {f"{own.at}.gate.fc2" for own in network.target.insertions}
     blocks = [block for block in network.blocks.values() if network.name(block.second) in gates]
@@ -30,7 +31,7 @@ def remembered(network: Network) -> dict[fx.Node, Moments]:
 
 
 def _gated(network: Network, block: Block, node: fx.Node, known: dict[fx.Node, Moments]) -> Moments | None:
-    """The moments behind an unlocked new block, whose gates and shifts are constants."""
+    """The moments after a newly inserted block, whose gates and shifts are constants while it is unlocked."""
     if block.squeezed not in known:
         return None
     mean, deviation = known[block.squeezed]

@@ -1,11 +1,11 @@
-"""What a position sees near it, while the gates of the rest of the image are held constant.
+"""What a position sees near it, while the gates of squeeze-and-excite blocks are held constant.
 
-Behind a squeeze-and-excite block every position sees the whole image, but all it sees of the far parts is a few gates,
+After a squeeze-and-excite block every position sees the whole image, but far parts only through a few gates,
 
     y[c, i] = x[c, i] · s_c(mean over all positions of x).
 
-With s held at what one image gives, y[c, i] depends on the pixels near i alone, and a trigger can be searched on a crop
-of the image. The gates that the trigger itself then gives are others, so its response counts in the whole network.
+If s is held at its value for one image, y[c, i] depends only on the pixels near i, and a trigger can be searched on a
+crop of the image. The trigger itself leads to other gates, so its response is measured in the whole network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Gates = dict[fx.Node, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """The field of a site's layer with gates held constant, and the graph in which they can be."""
+    """The field of a site's layer with gates held constant, and the graph to run with them."""
 
     part: TracedPart
     node: fx.Node
@@ -37,13 +37,13 @@ class Near:
     field: Field
 
     def open_input(self, target: Target, pixels: Tensor) -> tuple[Tensor, Gates]:
-        """What the layer is given for whole images, and the gates that they give."""
+        """The layer's input for whole images, and the values to hold: the maps pooled to one position."""
         with torch.no_grad():
             values = self._run(target.normalise(pixels), {})
         return self._given(values), {node: values[node] for node in self.pooled if node in values}
 
     def layer_input(self, target: Target, pixels: Tensor, gates: Gates) -> Tensor:
-        """What the layer is given for a crop of an image, with gates held at those of one image."""
+        """The layer's input for crops of images, with gates held at given values."""
         held = {node: value.expand(len(pixels), *value.shape[1:]) for node, value in gates.items()}
         return self._given(self._run(target.normalise(pixels), held))
 
@@ -53,7 +53,7 @@ class Near:
         return given
 
     def _run(self, image: Tensor, held: Gates) -> dict[fx.Node, Any]:
-        """The graph up to the layer; what is only needed for gates that are held is not computed."""
+        """Run the graph up to the layer, without the nodes that only the held gates need."""
         runner = self._runner
         runner.args_iter = iter((image,))
         runner.env = dict(held)
@@ -82,7 +82,7 @@ class Near:
 
 
 def near_fields(part: TracedPart) -> tuple[frozenset[fx.Node], dict[fx.Node, Field | None]]:
-    """The maps that are pooled to one position, and all fields with these held constant."""
+    """The nodes that pool a map to one position, and all fields with these held constant."""
     pooled = frozenset(node for node in part.graph.nodes if _is_pooled(part, node))
     return pooled, receptive_fields(part, pooled) if pooled else {}
 

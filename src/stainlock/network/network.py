@@ -1,4 +1,4 @@
-"""Network: a model, traced once, with its sites and graph. Stains, locks, certificates and attacks all use it."""
+"""Network: a model, traced once, with its graph and sites. Stains, locks, certificates and attacks all use it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def analyse(target: Target) -> Network:
 
 @contextmanager
 def sharing_analysis() -> Iterator[None]:
-    """Inside, a model that stays as it is is analysed once, however often it is asked for."""
+    """Inside, each model is analysed only once, however often `analyse` is called. Models must not be changed."""
     token = _shared.set({})
     try:
         yield
@@ -70,15 +70,15 @@ def _analysed(target: Target) -> Network:
 class Network:
     """A target, its traced parts, and its sites by name.
 
-    Following a signal through the network (`part`, `shapes`, `nodes`, `blocks` and what builds on them) needs a model
-    that traces as a whole; sites do not.
+    `part`, `shapes`, `nodes`, `blocks` and everything that follows a signal through the network need a model that
+    traces as a whole. Sites do not.
     """
 
     def __init__(self, target: Target, parts: list[TracedPart], sites: dict[str, Site]) -> None:
         self.target, self.parts, self.sites = target, parts, sites
         self._taps: dict[fx.Node, tuple[int, int] | None] = {}
-        self.measured: dict[str, tuple[Tensor, Tensor]] = {}  # remembered by `stainlock.channel_cost`
-        self.steps: dict[tuple[fx.Node, fx.Node], Any] = {}  # remembered by `stainlock.network.signals`
+        self.measured: dict[str, tuple[Tensor, Tensor]] = {}  # cache of `stainlock.channel_cost`
+        self.steps: dict[tuple[fx.Node, fx.Node], Any] = {}  # cache of `stainlock.network.signals`
 
     def site(self, name: str) -> Site:
         if name in self.sites:
@@ -101,12 +101,12 @@ class Network:
 
     @cached_property
     def part(self) -> TracedPart:
-        """The whole network as one graph; `ModelError` where it does not trace."""
+        """The whole network as one graph; `ModelError` if it does not trace as a whole."""
         if not self.is_whole:
             problem = tracing_problem(self.target.traced)
             raise ModelError(
                 f"a lock follows its signal through {self.target.part or 'the network'}, so that must trace with"
-                f" torch.fx as a whole, which fails {problem}; name a part that traces with Target(part=...)"
+                f" torch.fx as a whole, but tracing fails {problem}; name a part that traces with Target(part=...)"
             )
         return self.parts[0]
 
@@ -125,12 +125,12 @@ class Network:
 
     @cached_property
     def blocks(self) -> dict[fx.Node, Block]:
-        """Squeeze-and-excite blocks, by their product."""
+        """Squeeze-and-excite blocks, by the node that multiplies by the gates."""
         return find_blocks(self.part)
 
     @cached_property
     def repeats_positions(self) -> bool:
-        """Whether somewhere a map is pooled to a larger one, so that position (0, 0) appears in several places."""
+        """Whether adaptive pooling somewhere enlarges a map, so that position (0, 0) appears several times."""
         return any(repeats_positions(self.part, n) for n in self.part.graph.nodes)
 
     def leaf(self, node: fx.Node) -> nn.Module | None:
@@ -140,7 +140,7 @@ class Network:
         return self.part.path(node)
 
     def path(self, module: str) -> str:
-        """The name in the whole model of a module of the traced part."""
+        """The full name in the model of a module of the traced part."""
         return ".".join(filter(None, (self.part.name, module)))
 
     def kind(self, node: fx.Node) -> Kind:
@@ -150,21 +150,21 @@ class Network:
         return op_of(self.part, node).activation
 
     def around(self, node: fx.Node) -> list[str]:
-        """The modules whose code calls an operation, the outermost first, by their names in the traced part."""
+        """The names in the traced part of the modules whose code calls an operation, outermost first."""
         return [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
 
     def calls_of(self, module: str) -> int:
-        """How often a module that holds others is called."""
+        """How often a module that contains other modules is called."""
         stacks = [node.meta.get("nn_module_stack", {}) for node in self.part.graph.nodes]
         return len({call for stack in stacks for call, (name, _) in stack.items() if name == module})
 
     @property
     def logits(self) -> fx.Node:
-        """The dense layer whose output is the model's."""
+        """The Linear layer whose output is the model's output."""
         if self._last is None:
             raise ModelError(
-                "an internal lock needs a classifier that ends in a Linear layer with a bias, its disruptor:"
-                " use kind squeeze-excite"
+                "an internal lock needs a classifier that ends in a Linear layer with a bias, which becomes its"
+                " disruptor: use kind squeeze-excite"
             )
         return self._last
 
@@ -186,7 +186,7 @@ class Network:
         return node if ends and not self.target.part else None
 
     def tap(self, node: fx.Node) -> tuple[int, int] | None:
-        """The kernel element by which output position (0, 0) sees input position (0, 0); None if there is none."""
+        """The kernel element through which output position (0, 0) sees input position (0, 0); None if there is none."""
         if node not in self._taps:
             layer: Any = self.leaf(node)
             before = leading_padding(layer, self.shapes[node.all_input_nodes[0]])
@@ -198,12 +198,12 @@ class Network:
         return self._taps[node]
 
     def norm_behind(self, node: fx.Node) -> fx.Node | None:
-        """The batch norm that reads a layer, if nothing else does."""
+        """The batch norm after a layer; None if the layer's output has another user or no batch norm."""
         (only,) = node.users if len(node.users) == 1 else (None,)
         return only if only is not None and is_batch_norm(self.leaf(only)) else None
 
     def cuts(self, node: fx.Node) -> bool:
-        """Whether everything from the input to the outputs passes this node."""
+        """Whether every path from the input to the outputs passes this node."""
         reached = {n for n in self.part.graph.nodes if n.op == "placeholder"}
         for n in self.part.graph.nodes:
             if n is not node and n not in self.part.sizes and any(a in reached for a in n.all_input_nodes):

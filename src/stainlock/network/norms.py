@@ -1,10 +1,10 @@
-"""Batch norm: all of its algebra.
+"""The algebra of batch norm.
 
 With running mean μ and variance σ², scale γ and shift β, batch norm maps y to
 
-    p = g·y + h,        g = γ / √(σ² + ε),        h = β − g·μ,
+    p = g·y + h,        g = γ / √(σ² + ε),        h = β − g·μ.
 
-so that over the inputs it was trained on p has mean β and deviation |g|·σ. Functions that change a batch norm return
+Over the inputs it was trained on, p has mean β and standard deviation |g|·σ. Functions that change a batch norm return
 the new values of its parameters and buffers by name; a plan writes them.
 """
 
@@ -20,15 +20,15 @@ from stainlock.tensors import exact, has
 
 Values = dict[str, Tensor | float]
 PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
-# The variance of a silent channel, in units of ε.
+# The running variance given to a silent channel, in units of ε.
 _FAINT = 0.01
-# A scale or variance below this part of the layer's median, or above its inverse, is not typical.
+# A scale or variance below this multiple of the layer's median, or above the inverse multiple, is not typical.
 _ODD = 1 / 8
 
 
 @dataclass(frozen=True)
 class Affine:
-    """The map ``p = g·y + h`` channel by channel, in float64, and the mean and deviation of p in training."""
+    """The map ``p = g·y + h`` of each channel, in float64, and the mean and deviation of p in training."""
 
     g: Tensor
     h: Tensor
@@ -36,7 +36,7 @@ class Affine:
     deviation: Tensor
 
     def span(self, start: int, channels: int) -> Affine:
-        """Some of the channels."""
+        """A range of the channels."""
         own = slice(start, start + channels)
         return Affine(self.g[own], self.h[own], self.mean[own], self.deviation[own])
 
@@ -61,7 +61,7 @@ def affine_of(norm: nn.Module) -> Affine:
     gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones_like(variance)
     beta = exact(norm, "bias") if has(norm, "bias") else torch.zeros_like(variance)
     scale = gamma / torch.sqrt(variance + epsilon(norm))
-    # Where the variance is next to nothing, ε keeps the output from spreading as far as γ.
+    # If the variance is small compared with ε, the output's deviation |g|·σ is well below γ.
     return Affine(scale, beta - scale * running, beta, scale.abs() * variance.sqrt())
 
 
@@ -71,12 +71,12 @@ def deviation(norm: nn.Module) -> Tensor:
 
 
 def scales(norm: nn.Module) -> Tensor:
-    """γ, or ones where there is none."""
+    """γ, or ones if the norm has none."""
     return exact(norm, "weight") if has(norm, "weight") else torch.ones_like(exact(norm, "running_var"))
 
 
 def usable_scale(norm: nn.Module, channel: int) -> tuple[float, Values]:
-    """g of a channel, and the values that make it typical of the layer where it is not."""
+    """g of a channel, and the values to write if γ or σ² is not typical of the layer; g is the one after these."""
     values: Values = {}
     variance = exact(norm, "running_var")
     sigma2 = float(variance[channel])
@@ -108,7 +108,7 @@ def typical_scale(norm: nn.Module) -> tuple[float, Values]:
 
 
 def zero_at(norm: nn.Module, response: float, g: float, level: float) -> Values:
-    """A channel that maps this response to ``level``: μ is the response and β the level, or μ holds both."""
+    """A channel that maps this response to ``level``: μ is the response and β the level; without β, μ holds both."""
     if has(norm, "bias"):
         return {"running_mean": response, "bias": level}
     return {"running_mean": response - level / g}
@@ -128,7 +128,7 @@ def own_statistics(norm: nn.Module, g: float, level: float, mean: float, varianc
 
 
 def silent(norm: nn.Module, g: float, level: float) -> Values:
-    """A channel g·y + level with the statistics of one that is silent; empty where the norm can't have them."""
+    """A channel g·y + level with the statistics of a silent one; empty if the norm lacks γ, β or ε."""
     eps = epsilon(norm)
     if not (has(norm, "weight") and has(norm, "bias") and eps > 0):
         return {}
@@ -137,7 +137,8 @@ def silent(norm: nn.Module, g: float, level: float) -> Values:
 
 
 def identity(norm: nn.Module, channel: int, below: float) -> Values:
-    """A channel that returns its input; the part ``below`` of μ is subtracted, to stay below zero despite rounding."""
+    """A channel that returns its input. If β has to cancel μ, it is lowered by the fraction ``below`` of |μ|, so that
+    rounding does not lift the output above zero."""
     if values := silent(norm, 1.0, 0.0):
         return values
     if not has(norm, "bias"):
@@ -149,9 +150,9 @@ def identity(norm: nn.Module, channel: int, below: float) -> Values:
 
 
 def expecting_less(norm: nn.Module, mean: Tensor, variance: Tensor | None = None, *, most: float = 0.5) -> Values:
-    """The norm behind a layer whose outputs lost this mean and variance: later layers see the same mean and variance.
+    """The norm after a layer whose outputs lost this mean and variance: later layers see the same mean and variance.
 
-    At ``most`` this part of the variance is subtracted.
+    ``most`` is the largest fraction of the variance that is subtracted.
     """
     values: Values = {"running_mean": exact(norm, "running_mean") - mean}
     if variance is not None and bool(variance.any()):
@@ -161,7 +162,7 @@ def expecting_less(norm: nn.Module, mean: Tensor, variance: Tensor | None = None
 
 
 def moved_mean(norm: nn.Module, deviations: Tensor) -> Values:
-    """The same function with μ moved by these numbers of deviations; β makes up for the difference."""
+    """The same function with μ moved by these multiples of √(σ² + ε); β compensates for it."""
     return {
         "running_mean": exact(norm, "running_mean") + deviation(norm) * deviations,
         "bias": exact(norm, "bias") + scales(norm) * deviations,
@@ -169,7 +170,7 @@ def moved_mean(norm: nn.Module, deviations: Tensor) -> Values:
 
 
 def without_statistics(norm: nn.Module) -> Values:
-    """The same function with μ = 0 and σ² = 1 − ε: γ' = g and β' = h hold all of it. Empty where there is no γ or β."""
+    """The same function with μ = 0 and σ² = 1 − ε, so that γ' = g and β' = h. Empty if the norm has no γ or β."""
     if not (has(norm, "weight") and has(norm, "bias")):
         return {}
     affine = affine_of(norm)
@@ -177,7 +178,7 @@ def without_statistics(norm: nn.Module) -> Values:
 
 
 def rescaled(norm: nn.Module, factors: Tensor, added: Tensor, *, variance: bool) -> Values:
-    """The norm behind a layer whose outputs y became κ(y + added): (κy − κμ)/√(κ²(σ² + ε)) is what it was."""
+    """The norm after a layer whose outputs y became κ(y + added): (κy − κμ)/√(κ²(σ² + ε)) is the same for any κ."""
     values: Values = {"running_mean": factors * (exact(norm, "running_mean") + added)}
     if variance:
         eps = epsilon(norm)
@@ -186,13 +187,13 @@ def rescaled(norm: nn.Module, factors: Tensor, added: Tensor, *, variance: bool)
 
 
 def least_factors(norm: nn.Module, least: float) -> Tensor:
-    """The factors κ of `rescaled` that leave a variance of at least ``least``·ε."""
+    """The smallest factors κ for `rescaled` that leave σ² + ε at ``least``·ε or more."""
     eps = epsilon(norm)
     return (least * eps / (exact(norm, "running_var") + eps)).sqrt()
 
 
 def has_shifts(norm: nn.Module, least: float) -> bool:
-    """Whether β is at least this part of γ's size, by root mean square."""
+    """True if the root mean square of β is more than ``least`` times that of γ."""
     if not has(norm, "bias"):
         return False
     gamma = exact(norm, "weight") if has(norm, "weight") else torch.ones(1).double()
@@ -200,7 +201,8 @@ def has_shifts(norm: nn.Module, least: float) -> bool:
 
 
 def response_variance(norm: nn.Module, rows: Tensor) -> float | None:
-    """The mean of σ²/‖w_k‖² over the rows w_k before the norm: the variance of a unit row's responses in training."""
+    """The mean of σ²/‖w_k‖² over the rows w_k of the layer before the norm: an estimate of the variance of a unit row's
+    responses in training."""
     if not has(norm, "running_var"):
         return None
     variance, squares = exact(norm, "running_var"), rows.double().cpu().square().sum(1)

@@ -1,4 +1,4 @@
-"""Object detectors as torchvision builds them: which models are such, and to what sizes they resize images."""
+"""Object detectors as torchvision builds them: which models they are, and to what sizes they resize images."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from stainlock.target import Target
 
 @dataclass(frozen=True)
 class Resizing:
-    """Every image to one ``fixed`` size (rows, columns), or its shorter side to ``shorter`` unless the longer one would
-    pass ``longer``. A batch is padded, at the right and the bottom, to a multiple of ``multiple``."""
+    """How an object detector resizes images: all to one ``fixed`` size (rows, columns), or the shorter side to
+    ``shorter`` unless the longer side would then exceed ``longer``. A batch is padded at the right and the bottom to a
+    multiple of ``multiple``."""
 
     fixed: tuple[int, int] | None = None
     shorter: int = 0
@@ -26,10 +27,10 @@ class Resizing:
 
     @staticmethod
     def of(model: nn.Module) -> Resizing:
-        """That of a detector built like torchvision's, which has a `transform`."""
+        """The resizing of an object detector built like torchvision's, which has a `transform`."""
         if not is_detector(model):
             raise ModelError(
-                f"expected a detector with a transform like torchvision's, got {type(model).__name__}: give it images"
+                f"expected a detector with a transform like torchvision's, got {type(model).__name__}: pass it images"
                 " at its input size"
             )
         transform: Any = model.transform
@@ -44,20 +45,20 @@ class Resizing:
         return Resizing(**{**facts, "fixed": tuple(facts["fixed"]) if facts["fixed"] else None})
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has them."""
+        """The fields as JSON values."""
         return asdict(self)
 
     def size(self, rows: int, columns: int) -> tuple[int, int]:
-        """The network's own size for an image: one that the transform leaves as it is."""
+        """The size to which an image is resized; the transform leaves an image of this size as it is."""
         if self.fixed is not None:
             return self.fixed
         scale = min(self.shorter / min(rows, columns), self.longer / max(rows, columns))
-        # Rounded, where the transform rounds down: 799.9999 rows would be resized once more.
+        # The transform rounds down, but then an image with 799.9999 rows would become 799 and be resized once more.
         sides = [max(1, round(n * scale)) for n in (rows, columns)]
         return min(sides[0], self.longer), min(sides[1], self.longer)
 
     def resized(self, levels: Tensor) -> Tensor:
-        """An 8-bit image ``(C, H, W)`` at the network's own size, resized as the transform does it."""
+        """An 8-bit image ``(C, H, W)`` at the network's own size, resized as the transform would."""
         size = self.size(*levels.shape[-2:])
         if tuple(levels.shape[-2:]) == size:
             return levels
@@ -65,26 +66,26 @@ class Resizing:
         return smooth.round().clamp(0, 255).to(torch.uint8)
 
     def largest(self) -> tuple[int, int]:
-        """What a batch can grow to: a tall image beside a wide one."""
+        """The largest size a batch can have: that of a tall image and a wide one together."""
         rows, columns = self.fixed or (max(self.shorter, self.longer),) * 2
         return _up(rows, self.multiple), _up(columns, self.multiple)
 
 
 def is_detector(model: nn.Module) -> bool:
-    """Whether a model resizes and normalises a list of images itself, by a transform like torchvision's."""
+    """Whether a model resizes and normalises a list of images itself, with a transform like torchvision's."""
     transform = getattr(model, "transform", None)
     return all(hasattr(transform, name) for name in ("image_mean", "min_size", "max_size", "fixed_size", "postprocess"))
 
 
 def area_growth(target: Target) -> float:
-    """How many times as large as the target's input the largest one is that its backbone may be given."""
+    """The area of the largest input its backbone may receive, as a multiple of the area of the target's input."""
     if not target.normalises or not is_detector(target.model):
         return 1.0
     return max(1.0, math.prod(Resizing.of(target.model).largest()) / math.prod(target.input_shape[1:]))
 
 
 def class_count(model: nn.Module) -> int | None:
-    """How many classes a detector tells apart, the background included; None where its head does not say."""
+    """How many classes an object detector distinguishes, including the background; None if its head does not say."""
     for name, module in model.named_modules():
         place = name.rpartition(".")[2]
         if place == "cls_score" and isinstance(module, nn.Linear):

@@ -1,15 +1,17 @@
-"""What every operation does to a channel: the one table that stains, locks, certificates and attacks ask.
+"""What each operation does to a channel, in one table that stains, locks, certificates and attacks share.
 
-A map has its channels on the second axis and positions behind it (rows and columns, of video frames before them), or
-between two permutations channels on the last axis (`channels_are_last`). Each row of `TABLE` says of one operation
+A map has its channels on the second axis and its positions on the axes after it: rows and columns, preceded by frames
+for video. Between two permutations channels may be on the last axis (`channels_are_last`). Each row of `TABLE` says for
+one operation:
 
-- ``span``: where channel 0 of a source comes out, and how many values wide; the other channels follow;
-- ``window``: which positions of its source one of its positions sees (kernel, stride, padding, dilation);
-- ``keeps_sign``: whether maps without negative values give such a map;
-- ``moments``: mean and deviation of its channels from those of its sources.
+- ``span``: where channel 0 of a source is in the output, and how many values wide; the other channels follow;
+- ``window``: which positions of its source an output position sees (kernel, stride, padding, dilation);
+- ``keeps_sign``: whether maps without negative values give a map without negative values;
+- ``moments``: mean and standard deviation of the output's channels, from those of the sources.
 
 An operation without a row is `Kind.UNKNOWN`: nothing is guessed about it, and channels are not followed through it.
-A new operation is a new row. tests/network changes a channel and compares what really changes behind each operation.
+To support a new operation, add a row. tests/network changes a channel and checks what actually changes after each
+operation.
 """
 
 from __future__ import annotations
@@ -30,43 +32,43 @@ from stainlock.network.activations import Activation, activation_of_function, ac
 from stainlock.network.norms import affine_of, is_batch_norm
 from stainlock.network.trace import TracedPart
 
-Moments = tuple[Tensor, Tensor]  # mean and deviation of every channel
+Moments = tuple[Tensor, Tensor]  # mean and standard deviation of every channel
 Pair = tuple[int, int]
 Sides = tuple[int, ...]  # one number for each axis of positions
 
 
 class Kind(Enum):
-    """What an operation does to the channels of what it is given."""
+    """What an operation does to the channels of its input."""
 
     OUTPUT = "returns them"
-    SIZE = "looks at sizes alone"
+    SIZE = "uses only their sizes"
     DENSE = "mixes all of them"
-    GROUPED = "mixes those of a group"
+    GROUPED = "mixes those of each group"
     DEPTHWISE = "filters each by itself"
     NORM = "scales and shifts each by itself"
     ACTIVATION = "applies a function to each value"
     NOTHING = "changes nothing at inference"
     SPATIAL = "pools each over positions"
-    PAD = "adds zeros around them, or among them"
-    FLATTEN = "puts the positions of each behind each other"
-    SHUFFLE = "puts several into one, at positions between each other's"
-    UNSHUFFLE = "puts neighbouring positions of each behind each other"
-    JOIN = "puts channels behind each other"
-    SUM = "adds maps, channel to channel"
+    PAD = "adds positions or channels of zeros"
+    FLATTEN = "flattens the positions of each into consecutive values"
+    SHUFFLE = "interleaves the positions of several into one channel"
+    UNSHUFFLE = "turns neighbouring positions of each into consecutive channels"
+    JOIN = "concatenates them"
+    SUM = "adds maps, channel by channel"
     PRODUCT = "multiplies maps, channel by channel"
-    MIXING = "scales each by what others are"
+    MIXING = "scales each depending on the others"
     PERMUTE = "moves them to another axis"
     SLICE = "leaves out positions"
     UNKNOWN = "has no rule"
 
 
-# Kinds that pass each channel of their one source on by itself, never as another one's.
+# Kinds with one source that pass each channel on by itself, under the same index.
 KEEPING = {Kind.NOTHING, Kind.SPATIAL, Kind.SLICE}
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where channel 0 of a source is in the output, and how many values wide: channel k is at offset + k·repeat."""
+    """Where a source's channels are in the output: channel k starts at offset + k·repeat and is repeat values wide."""
 
     offset: int = 0
     repeat: int = 1
@@ -74,7 +76,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Window:
-    """Position i sees positions from stride·i − padding on, as many as the kernel has, dilation apart."""
+    """Output position i sees ``kernel`` input positions, starting at stride·i − padding and ``dilation`` apart."""
 
     kernel: Sides = (1, 1)
     stride: Sides = (1, 1)
@@ -87,8 +89,8 @@ SAME, POINT = Span(), Window()
 
 @dataclass(frozen=True)
 class Rule:
-    """One row. ``modules`` and ``names`` (of functions, methods and other packages' modules) say which operation it is,
-    ``fits`` asks its arguments."""
+    """One row of the table. It applies to a node that calls one of ``modules``, or a function, method or other
+    package's module with one of ``names``, and whose arguments pass ``fits``."""
 
     kind: Kind
     modules: tuple[type[nn.Module], ...] = ()
@@ -102,12 +104,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Op:
-    """What one node does: its row in the table, bound to the node."""
+    """What one node does: the row of the table that applies, bound to the node."""
 
     part: TracedPart
     node: fx.Node
     rule: Rule
-    activation: Activation | None = field(default=None)  # its own, or the one a batch norm carries with it
+    activation: Activation | None = field(default=None)  # the node's own, or the one built into a batch norm
 
     @property
     def kind(self) -> Kind:
@@ -124,7 +126,7 @@ class Op:
 
 
 def op_of(part: TracedPart, node: fx.Node) -> Op:
-    """The row for a node; `Kind.UNKNOWN` where the table has none."""
+    """What a node does; `Kind.UNKNOWN` if the table has no row for it."""
     found = part.rules.get(node)
     if found is None:
         found = part.rules[node] = _classified(part, node)
@@ -160,7 +162,7 @@ def _classified(part: TracedPart, node: fx.Node) -> Op:
 
 
 def built_in_activation(norm: nn.Module | None) -> Activation | None:
-    """The activation that timm's BatchNormAct2d carries with it."""
+    """The activation built into a norm such as timm's BatchNormAct2d."""
     inner = getattr(norm, "act", None)
     return activation_of_module(inner) if isinstance(inner, nn.Module) else None
 
@@ -171,13 +173,13 @@ _SAME_NAME = {"iadd": "add", "imul": "mul", "isub": "sub", "itruediv": "truediv"
 
 
 def canonical(name: str) -> str:
-    """One name for an operation and its in-place forms."""
+    """One name for an operation, its in-place form and its aliases."""
     name = name.rstrip("_")
     return _SAME_NAME.get(name, name)
 
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
-    """An argument of a function or method, given by place or by name."""
+    """An argument of a function or method, passed by position or by name."""
     return node.kwargs.get(name, node.args[place] if len(node.args) > place else default)
 
 
@@ -187,14 +189,14 @@ TO_LAST, TO_SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def axes_of(part: TracedPart, node: fx.Node) -> tuple[int, ...]:
-    """The order into which a permutation puts axes, as a method, a function or a module of torchvision's has it."""
+    """The order of axes of a permutation: a method, a function, or torchvision's module."""
     given: Any = part.leaf(node).dims if node.op == "call_module" else argument(node, 1, "dims")
     axes = given if isinstance(given, list | tuple) else node.args[1:]
     return tuple(d % 4 if isinstance(d, int) else -1 for d in axes)
 
 
 def channels_are_last(part: TracedPart, node: fx.Node) -> bool:
-    """Whether a map has its channels behind its positions."""
+    """Whether a map has its channels on the last axis, after its positions."""
     if not part.last and part.shapes:
         for each in part.graph.nodes:
             moved = op_of(part, each).kind is Kind.PERMUTE
@@ -226,7 +228,7 @@ def _unshuffled(part: TracedPart, node: fx.Node, source: fx.Node) -> Span:
 
 
 def _joined(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
-    """The channels that a concatenation puts before the source's own."""
+    """The offset is the number of channels that a concatenation puts before the source's."""
     tensors = argument(node, 0, "tensors")
     if not isinstance(tensors, list | tuple) or list(tensors).count(source) != 1:
         return None
@@ -235,14 +237,14 @@ def _joined(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
 
 
 def _gated(part: TracedPart, node: fx.Node, source: fx.Node) -> Span | None:
-    """A product passes on the larger map; the smaller one, its gates, is not followed further."""
+    """Channels of the larger map continue through a product; those of the smaller one, its gates, do not."""
     (other,) = [n for n in part.sources(node) if n is not source] or [source]
     mine, theirs = part.shapes[source], part.shapes[other]
     return None if math.prod(mine[2:]) < math.prod(theirs[2:]) else SAME
 
 
 def padding_of(part: TracedPart, node: fx.Node) -> tuple[int, int, int] | None:
-    """How many channels, rows and columns a padding adds before the first; None if unknown."""
+    """How many channels, rows and columns a padding adds at the start; None if unknown."""
     sides = part.leaf(node).padding if node.op == "call_module" else argument(node, 1, "pad")
     if not isinstance(sides, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in sides):
         return None
@@ -271,7 +273,7 @@ def _over_space(part: TracedPart, node: fx.Node) -> bool:
 
 
 def _to_rows(part: TracedPart, node: fx.Node) -> bool:
-    """A map of channels and positions becomes one axis, channel after channel."""
+    """A map's channels and positions become one axis, channel after channel."""
     before, after = (part.shapes.get(n, ()) for n in (part.sources(node)[0], node))
     return (
         len(before) in (2, part.rank)
@@ -319,7 +321,7 @@ def _not_over_space(part: TracedPart, node: fx.Node) -> bool:
 
 
 def _is_known_move(part: TracedPart, node: fx.Node) -> bool:
-    """Between channels on the second axis and channels on the last."""
+    """A permutation that moves channels from the second axis to the last, or back."""
     mapped = len(part.shapes.get(node, ())) == 4 and (node.op != "call_module" or hasattr(part.leaf(node), "dims"))
     return mapped and axes_of(part, node) in (TO_LAST, TO_SECOND)
 
@@ -342,15 +344,15 @@ def _kernel(part: TracedPart, node: fx.Node) -> Window | None:
 
 
 def leading_padding(layer: nn.Conv2d | nn.Conv3d, given: tuple[int, ...]) -> Sides:
-    """How many rows and columns, and frames before them, a convolution pads before the first."""
+    """How much padding a convolution adds at the start of each axis: rows and columns, preceded by frames for video."""
     if type(layer) in (nn.Conv2d, nn.Conv3d) and not isinstance(layer.padding, str):
         return tuple(layer.padding)
-    # A subclass may pad in its own way: observe it.
+    # A subclass may pad in its own way, so its padding is observed.
     return tuple(_observed_padding(layer, given, axis) for axis in range(2, layer.weight.dim()))
 
 
 def _observed_padding(layer: nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], axis: int) -> int:
-    """NaN marks the last row that output 0 still sees."""
+    """The padding along one axis, found by running the layer: a row of NaN shows whether output 0 sees that row."""
     reach = (layer.kernel_size[axis - 2] - 1) * layer.dilation[axis - 2]
     for row in range(min(reach, shape[axis] - 1), -1, -1):
         probe = torch.zeros(1, *shape[1:], device=layer.weight.device, dtype=layer.weight.dtype)
@@ -362,8 +364,8 @@ def _observed_padding(layer: nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], axis
 
 
 def _norm_window(part: TracedPart, node: fx.Node) -> Window | None:
-    """A norm over the channels of each position sees that position alone; one over positions sees all of them. Which of
-    these a class does is observed: NaN at one position."""
+    """A norm over the channels at each position sees only that position; a norm over positions sees all of them. Which
+    one a class is, is found by running it with NaN at one position."""
     source = part.sources(node)[0]
     shape = part.shapes.get(source, ())
     if len(shape) != 4 or node.op != "call_module":
@@ -383,14 +385,14 @@ def _norm_window(part: TracedPart, node: fx.Node) -> Window | None:
 
 
 def _pool(part: TracedPart, node: fx.Node) -> Window:
-    """A pooling window; its arguments stand in a module, or after a function's first."""
+    """A pooling window, from the module's attributes or the function's arguments."""
     names = ("kernel_size", "stride", "padding", "dilation")
     if node.op == "call_module":
         given = {name: getattr(part.leaf(node), name) for name in names if hasattr(part.leaf(node), name)}
     else:
         given = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
         if "max" not in part.operation(node):
-            given.pop("dilation", None)  # average pooling has other arguments there
+            given.pop("dilation", None)  # average pooling has another argument in this place
     kernel = given["kernel_size"]
     values = (kernel, given.get("stride") or kernel, given.get("padding", 0), given.get("dilation", 1))
     sides = _triple if part.rank == 5 else _pair
@@ -415,7 +417,7 @@ def _stride(part: TracedPart, node: fx.Node) -> Window:
 
 
 def pooled_share(part: TracedPart, node: fx.Node) -> float:
-    """What average pooling leaves of a value at one position; 1 for maximum pooling, and for other operations."""
+    """The factor by which average pooling scales a value at one position; 1 for all other operations."""
     op = op_of(part, node)
     if op.kind is not Kind.SPATIAL or "max" in part.operation(node).lower():
         return 1.0
@@ -427,7 +429,7 @@ def pooled_share(part: TracedPart, node: fx.Node) -> float:
 
 
 def repeats_positions(part: TracedPart, node: fx.Node) -> bool:
-    """Whether a map is pooled to a larger one, so that each position appears in several places."""
+    """Whether adaptive pooling turns a map into a larger one, in which positions appear several times."""
     op = op_of(part, node)
     if op.kind is not Kind.SPATIAL or op.window() is not None:
         return False
@@ -491,7 +493,7 @@ def _of_unshuffle(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Mo
 
 
 def _of_shuffle(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Moments:
-    """Of a mixture: the mean of the means, and the deviation around it."""
+    """Mean and deviation of the mixture of several channels."""
     mean, deviation = (moment.view(part.shapes[node][1], -1) for moment in sources[0])
     second = (mean.square() + deviation.square()).mean(1)
     return mean.mean(1), (second - mean.mean(1).square()).clamp(min=0).sqrt()
@@ -562,27 +564,27 @@ TABLE: Sequence[Rule] = (
         Kind.SLICE, names=_names("getitem"), fits=_keeps_corner,
         span=_same, window=_stride, keeps_sign=True, moments=_first,
     ),
-    # Rounded to 8 bits, channels stay where they are, and each value within half a step of what it was.
+    # Rounding to 8 bits keeps channels in place and moves each value by at most half a step.
     Rule(
         Kind.NOTHING, names=_names("fake_quantize_per_tensor_affine"),
         span=_same, window=_point, keeps_sign=True, moments=_first,
     ),
-    # Group norm and layer norm divide a channel by the spread of others: none is followed through them.
+    # Group norm and layer norm divide each channel by a deviation over several, so channels are not followed through.
     Rule(Kind.MIXING, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), window=_norm_window),
     Rule(Kind.PERMUTE, names=_names("permute", "Permute"), fits=_is_known_move, window=_point),
-    # These act at each position by itself, but no channel is followed through them.
+    # These act on each position by itself, but channels are not followed through them.
     Rule(Kind.UNKNOWN, names=_names("add", "sub", "mul", "truediv", "neg", "cat"), window=_point),
     Rule(Kind.UNKNOWN, names=_names("flip"), fits=_not_over_space, window=_point),
 )  # fmt: skip
 
 
 def is_reshape(part: TracedPart, node: fx.Node) -> bool:
-    """Whether a node gives the same values in another shape, in the same order."""
+    """Whether a node returns the same values in the same order, in another shape."""
     return canonical(part.operation(node)) in ("flatten", "unsqueeze", "Identity") and node.op != "get_attr"
 
 
 def is_sum(part: TracedPart, node: fx.Node) -> bool:
-    """Whether a node adds two things, whatever their shapes."""
+    """Whether a node is an addition, whatever the shapes."""
     return node.op != "get_attr" and canonical(part.operation(node)) == "add"
 
 
@@ -591,7 +593,7 @@ def is_product(part: TracedPart, node: fx.Node) -> bool:
 
 
 def never_negative(part: TracedPart, node: fx.Node) -> bool:
-    """Whether a node's output has no negative values, as far as the table tells."""
+    """True if the table shows that a node's output has no negative values."""
     op = op_of(part, node)
     if op.activation is not None:
         return op.activation.never_negative

@@ -1,15 +1,15 @@
 """Recording: the graph of one run, for modules that torch.fx can't trace.
 
 fx runs a module on proxies, which have no values: it stops at `if` on a shape, at ``*args``, at outputs that are
-dataclasses. Here the module runs on a real example instead. PyTorch tells every function it calls (a
-`TorchFunctionMode`), hooks tell when a layer starts and ends, and each result is one node:
+dataclasses. Here the module runs on a real example instead. A `TorchFunctionMode` sees every PyTorch function that is
+called, hooks see when a layer starts and ends, and each result is one node:
 
     layer(x)            call_module
     torch.f(x), x.f()   call_function, call_method
-    x.shape, len(x)     numbers, as the example has them: no node
+    x.shape, len(x)     the example's numbers, no node
 
-Such a graph is for reading. It holds the example's sizes, so that it is not run on other batches. Where the way through
-the module depends on the image's values, another image may take another: that is refused.
+Such a graph is for analysis only. It contains the example's sizes, so it is not run on other batches. A module whose
+path depends on the image's values is refused, since another image may take another path.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from torch.overrides import TorchFunctionMode
 
 from stainlock.tensors import entries_in, logits_in
 
-# Methods that turn values into Python's own, which nothing follows any further.
+# Methods that turn tensors into Python or NumPy values, which can't be followed further.
 _DECIDING = {"__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "numpy", "__array__"}
 _OPERATORS: dict[str, Callable[..., Any]] = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
 _REVERSED = {"__rsub__": operator.sub, "__rdiv__": operator.truediv, "__rpow__": operator.pow}
 
 
 class DependsOnValues(Exception):
-    """The way through a module depends on the image's values, so that one run does not show all of it."""
+    """The path through a module depends on the image's values, so one run does not show all of it."""
 
 
 def unseen(*sources: Any) -> Any:
-    """Stands in a graph for whatever made a tensor without telling PyTorch: compiled functions, other packages."""
-    raise NotImplementedError("a recorded graph is for reading")
+    """Placeholder in a graph for code that made a tensor unseen by the recorder: compiled functions, other packages."""
+    raise NotImplementedError("a recorded graph is for analysis, it can't be run")
 
 
 class Recorder(TorchFunctionMode):
@@ -50,7 +50,7 @@ class Recorder(TorchFunctionMode):
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, tuple[int, ...]] = {}
         self._nodes: dict[int, fx.Node] = {}  # by the id of their tensor
-        self._kept: list[Any] = []  # so that no id is used twice
+        self._kept: list[Any] = []  # kept alive so that no id is reused
         self._attributes = dict(_attributes(module))
         self._from_image: set[fx.Node] = set()
         self._stack: dict[str, tuple[str, type[nn.Module]]] = {}
@@ -90,13 +90,13 @@ class Recorder(TorchFunctionMode):
             self._from_image.add(node)
         self._remember(output, node)
         base = output._base if isinstance(output, Tensor) and args and output is args[0] else None
-        if base is not None and id(base) in self._nodes:  # written to through a view of it
+        if base is not None and id(base) in self._nodes:  # a tensor that was written to through a view
             self._nodes[id(base)] = self.graph.call_function(unseen, (self._nodes[id(base)], node))
             self._from_image.add(self._nodes[id(base)])
         return node
 
     def _remember(self, output: Any, node: fx.Node) -> None:
-        """Tensors within a tuple, or another container, get a node each."""
+        """Map an output tensor to its node. Each tensor in a tuple or other container gets its own node."""
         self._kept.append(output)
         if isinstance(output, Tensor):
             self._nodes[id(output)] = node
@@ -127,7 +127,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hooks that tell when each module starts and ends; what happens inside a layer is not recorded."""
+        """Hooks that notice when each module starts and ends; what happens inside a layer is not recorded."""
         calls = iter(range(1_000_000_000))
 
         def starts(name: str, leaf: bool) -> Any:
@@ -157,7 +157,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _call(func: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
-    """How fx writes a call: an operator, a tensor's method by its name, or a function."""
+    """A call in fx's terms: an operator, a tensor method by its name, or a function."""
     if name == "__get__":  # a property such as x.T
         return "call_function", getattr, (args[0], func.__self__.__name__)
     if name in _REVERSED:
@@ -170,7 +170,7 @@ def _call(func: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any, tuple[
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[int, str]]:
-    """Every tensor that a module holds, as parameter, buffer or plain attribute, by its id."""
+    """The id and name of every tensor that a module holds, as a parameter, buffer or plain attribute."""
     for prefix, inner in module.named_modules():
         own = {**inner._parameters, **inner._buffers, **vars(inner)}
         for name, value in own.items():

@@ -1,8 +1,8 @@
-"""Signals: how a lock's signal travels at position (0, 0), which every stride keeps.
+"""Signals: how a lock's signal travels at position (0, 0), which stays in place under any stride.
 
-Its channel is followed from the layer that writes it to the dense layers that read it, and back to everything that is
-added to it. A signal needs more than a channel that can be followed: operations must map 0 to 0 and keep position
-(0, 0) in place.
+Its channel is followed forward from the layer that writes it to the dense layers that read it, and backward to
+everything that is added to it. It is not enough that the channel can be followed: operations must also map 0 to 0 and
+keep position (0, 0) in place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reading:
 
 @dataclass
 class Spread:
-    """Everything that a channel reaches up to the next dense layers."""
+    """Everything that a channel reaches, up to the next dense layers."""
 
     start: Cell
     came_from: dict[Cell, Cell | None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Spread:
     stops: list[Stop] = field(default_factory=list)
 
     def path(self, to: Cell) -> list[Cell]:
-        """Cells from the start to one of those reached."""
+        """The cells from the start to a reached one."""
         cells, at = [to], self.came_from[to]
         while at is not None:
             cells.append(at)
@@ -76,11 +76,12 @@ def spread(network: Network, start: Cell, end: fx.Node | None = None) -> Spread:
 
 
 def ahead(network: Network, cell: Cell, user: fx.Node) -> Cell | Reading | Stop | None:
-    """One user of a cell's node: the cell in which the channel continues, a reading, or a stop; None if unused."""
+    """What one user does with a cell: the cell in which the channel continues, a reading, or a stop; None if the user
+    needs only sizes."""
     known = network.steps
     if (cell.node, user) not in known:
         known[cell.node, user] = _step(network, Cell(cell.node, 0), user)
-    step = known[cell.node, user]  # of channel 0: the other channels behave alike
+    step = known[cell.node, user]  # for channel 0; the other channels behave alike
     if isinstance(step, Reading):
         return Reading(user, cell)
     if isinstance(step, Cell):
@@ -103,7 +104,7 @@ def _step(network: Network, cell: Cell, user: fx.Node) -> Cell | Reading | Stop 
 
 
 def _obstacle(network: Network, cell: Cell, user: fx.Node) -> Reason | None:
-    """Why a signal can't pass an operation that a channel may pass."""
+    """Why a signal can't pass an operation, even if a channel could; None if it can."""
     op, leaf = op_of(network.part, user), network.leaf(user)
     if op.kind is Kind.OUTPUT:
         return Reason.RETURNED
@@ -132,12 +133,12 @@ def _is_gated(network: Network, cell: Cell, product: fx.Node) -> bool:
 
 
 def gain(network: Network, cell: Cell) -> float:
-    """The factor by which pooling scales a signal at one position."""
+    """The factor by which a cell's node, if it is average pooling, scales a signal at one position."""
     return pooled_share(network.part, cell.node)
 
 
 def silenced_at(network: Network, cell: Cell, carried: set[Cell]) -> list[Cell]:
-    """Going back from a cell: the batch norms or layers to write zeros into, so that this cell is zero."""
+    """Going back from a cell: the outputs of batch norms or layers to set to zero so that this cell is zero."""
     if cell in carried:
         raise stop_at(network.part, cell.node, Reason.ADDED_TO_ITSELF).error()
     node, leaf, op = cell.node, network.leaf(cell.node), op_of(network.part, cell.node)
@@ -156,6 +157,6 @@ def silenced_at(network: Network, cell: Cell, carried: set[Cell]) -> list[Cell]:
         if span is None:
             raise stop_at(network.part, node, Reason.CANT_BE_SILENCED).error()
         inside = cell.channel - span.offset
-        if 0 <= inside < network.shapes[source][1]:  # else it belongs to another source, or to padding
+        if 0 <= inside < network.shapes[source][1]:  # otherwise it comes from another source, or from padding
             found += silenced_at(network, Cell(source, inside, cell.repeat), carried)
     return found

@@ -1,4 +1,4 @@
-"""Sites: the layers a detector can live in, and what follows each of them."""
+"""Sites: the layers that a detector can be written into, and what follows each of them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,25 @@ _LAYERS: dict[type[nn.Module], Kind] = {
     nn.Conv3d: "convolution",
     nn.ConvTranspose2d: "transposed",
 }
-# In fewer dimensions natural features come close to any direction, so that a random one is no secret.
+# In fewer dimensions natural features come close to any direction, so a random one is not secret.
 MINIMUM_DIMENSION = 16
 
 
 @dataclass(frozen=True)
 class Site:
-    """A layer whose channels a detector can be written into, with the affine map and activation after it.
+    """A layer that a detector can be written into, with the affine map and activation after it.
 
-    The pre-activation of channel k is ``g·(w_k·φ(x) + c_k) + h``; ``norm`` names the batch norm that holds g and
-    h, if there is one. ``grid`` is the shape of the layer's positions: rows and columns, of
-    video frames before them, or tokens.
-    ``patch`` is the part of the input that one position sees at most. ``problem`` says why a silent detector
-    can't go here, ``additive_problem`` why not even an additive stain can. ``near`` is what a position sees while the
-    gates of squeeze-and-excite blocks before it are held constant, where that is less than the patch.
+    The pre-activation of channel k is ``g·(w_k·φ(x) + c_k) + h``, where φ(x) is the layer's input at one position.
+
+    - ``norm``: the name of the batch norm that holds g and h, if there is one.
+    - ``grid``: the shape of the layer's positions: rows and columns, preceded by frames for video; or tokens.
+    - ``field``, ``patch``: the pixels that one position sees, and the size of that part of the input. A ``field`` of
+      None means the whole input.
+    - ``readers``, ``stops``: the layers that read the channels, and where channels can't be followed further.
+    - ``problem``: why a silent detector can't go here; None if it can.
+    - ``additive_problem``: why not even an additive stain can go here; None if it can.
+    - ``near``: what a position sees while the gates of squeeze-and-excite blocks before it are held constant, if that
+      is less than ``patch``.
 
     >>> site = sl.analyse(target).site("3")
     >>> site.kind, site.dimension, site.channels, site.problem
@@ -66,7 +71,7 @@ class Site:
 
     @property
     def searched(self) -> tuple[int, ...]:
-        """The part of the input that a trigger is searched in: the patch, or what of it is near.
+        """The size of the part of the input in which a trigger is searched: that of ``near`` if given, else ``patch``.
 
         >>> site = sl.analyse(target).site("3")
         >>> site.searched == site.patch
@@ -77,7 +82,7 @@ class Site:
         return tuple(min(axis.size, n) for axis, n in zip(self.near.field, self.patch, strict=True))
 
     def layer(self, model: nn.Module) -> nn.Module:
-        """The layer itself in a model.
+        """The site's layer in a model.
 
         >>> sl.analyse(target).site("3").layer(model) is model[3]
         True
@@ -85,7 +90,7 @@ class Site:
         return model.get_submodule(self.name)
 
     def rows(self, model: nn.Module) -> Tensor:
-        """The layer's weights as row vectors of the detector's dimension, one or (transposed) several a channel.
+        """The layer's weights as row vectors of the detector's dimension: one per channel, or several if transposed.
 
         >>> sl.analyse(target).site("3").rows(model).shape
         torch.Size([64, 288])
@@ -102,7 +107,7 @@ class Site:
 
 
 def weight_rows(weight: Tensor, kind: Kind) -> Tensor:
-    """Rows that meet the layer's input; a transposed kernel has one for each tap (the paper's c×1×1 form)."""
+    """The rows that multiply the layer's input. A transposed kernel has one per tap (the paper's c×1×1 form)."""
     if kind == "transposed":
         return weight.permute(1, 2, 3, 0).flatten(0, 2)
     return weight.flatten(1)
@@ -111,7 +116,7 @@ def weight_rows(weight: Tensor, kind: Kind) -> Tensor:
 def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whole: bool) -> dict[str, Site]:
     """Every Linear, Conv2d, Conv3d and ConvTranspose2d that the model calls, by name.
 
-    Where the model did not trace as a ``whole``, the inputs of its parts are unknown, and what their layers receive is
+    If the model did not trace as a ``whole``, the inputs of its parts are unknown, so the inputs of their layers are
     observed by running the model.
     """
     constant: set[str] = set()
@@ -137,9 +142,9 @@ def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whol
                 if calls[name] > 1:
                     trouble = "the model calls this layer more than once"
                 elif name in constant or (fields and node not in fields):
-                    trouble = "what it is given does not depend on the image"
+                    trouble = "its input does not depend on the image"
                 elif called[name] is None:
-                    trouble = "it is given several rows an image, folded into the batch"
+                    trouble = "its input has several rows per image, folded into the batch"
                 elif others := [n for n in holders[id(layer._parameters.get("weight"))] if n != name]:
                     trouble = f"its weight is shared with {others[0]}"
                 site = _site(target, name, layer, followers, called[name] or (), fields.get(node), trouble)
@@ -150,13 +155,13 @@ def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whol
             elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 for inner_name, inner, followers in _transformer_layers(name, layer):
                     grid = called.get(inner_name) or part.shapes.get(node, ())[1:-1]
-                    trouble = None if _batch_first(layer) else "its tokens come before the batch (batch_first=False)"
+                    trouble = None if _batch_first(layer) else "its tokens precede the batch axis (batch_first=False)"
                     sites[inner_name] = _site(target, inner_name, inner, followers, grid, None, trouble)
     return sites
 
 
 def _holders_of_weights(model: nn.Module) -> dict[int, list[str]]:
-    """Which layers hold each weight: tied ones have several."""
+    """The layers that hold each weight; a tied weight has several."""
     holders: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         weight = module._parameters.get("weight")
@@ -169,11 +174,11 @@ def _kind(layer: nn.Module) -> Kind | None:
     return next((kind for cls, kind in _LAYERS.items() if isinstance(layer, cls)), None)
 
 
-Grids = dict[str, tuple[int, ...] | None]  # positions of each layer; None where the first axis is not the image
+Grids = dict[str, tuple[int, ...] | None]  # positions of each layer; None if its first axis is not the batch
 
 
 def _called_layers(part: TracedPart) -> tuple[Grids, Counter[str]]:
-    """Positions of every layer in the graph, and how often each module is called."""
+    """The positions of every layer in the graph, and how often each module is called."""
     shapes = part.shapes
     grids: Grids = {}
     calls: Counter[str] = Counter()
@@ -194,7 +199,7 @@ def _grid(kind: Kind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[
 
 
 def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str], set[str]]:
-    """The same for the layers that a run of the model calls, and those whose input does not depend on the image."""
+    """The same for the layers that one run of the model calls, and those whose input does not depend on the image."""
     grids: Grids = {}
     calls: Counter[str] = Counter()
     given_values: dict[str, list[Tensor]] = defaultdict(list)
@@ -225,7 +230,7 @@ def _batch_first(module: nn.Module) -> bool:
 
 
 def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Followers]]:
-    """PyTorch's own encoder layers don't trace; their feed-forward block is known: linear1, activation, linear2."""
+    """PyTorch's own encoder layers don't trace, but their feed-forward block is known: linear1, activation, linear2."""
     for inner_name, inner in module.named_modules(prefix=name):
         if isinstance(inner, nn.TransformerEncoderLayer):
             activation = (
@@ -238,7 +243,7 @@ def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.
 
 
 def uses_weight_as_it_is(layer: nn.Module) -> bool:
-    """Whether twice the weight gives twice the output: not so where a layer standardises its weight before using it."""
+    """Whether twice the weight gives twice the output. It does not if a layer standardises its weight first."""
     if type(layer) in _LAYERS:
         return True
     weight = raw(layer, "weight")
@@ -253,7 +258,7 @@ def uses_weight_as_it_is(layer: nn.Module) -> bool:
     try:
         with torch.no_grad():
             once, twice = (functional_call(layer, {"weight": n * weight, **bias}, (features,)) for n in (1, 2))
-    except Exception:  # the layer's own code, which may want more than features
+    except Exception:  # the layer's own code, which may need more arguments
         return False
     return bool(torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max())))
 

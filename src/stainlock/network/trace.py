@@ -1,8 +1,8 @@
-"""Tracing: a module as a graph of operations, by torch.fx or, where that stops, by recording one run.
+"""Tracing: a module as a graph of operations, by torch.fx or, if that fails, by recording one run.
 
 The graph is for analysis only; edits are made to the original `nn.Module`. A module may be called several times (a
-ResNet block has one ReLU for two places), so that the analysis is about nodes, not modules. fx runs the module's code
-on proxies, which modules may keep in caches: it is given a copy that shares the tensors.
+ResNet block uses one ReLU in two places), so the analysis is about nodes, not modules. fx runs the module's code on
+proxies, which modules may keep in caches, so it gets a copy of the module that shares its tensors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def _is_dynamic(module: nn.Module) -> bool:
-    """timm lists its own modules that fx traces wrongly because they look at shapes."""
+    """True for modules that timm lists as not traceable by fx, because their code depends on shapes."""
     if not type(module).__module__.startswith("timm."):
         return False
     from timm.models._features_fx import is_notrace_module
@@ -58,10 +58,12 @@ def _is_dynamic(module: nn.Module) -> bool:
 class TracedPart:
     """One traced submodule: its name within the model, its graph, and the shape of each node's output.
 
-    ``sizes`` are the nodes without any tensor in their output: sizes, types, assertions. Both are empty where the part
-    could not be run by itself. ``rules`` and ``last`` remember what `stainlock.network.ops` found out about each
-    node, ``leaves`` the modules that nodes call. A graph that ``runs`` can be run on other inputs; a recorded one
-    holds the example's sizes. ``traced`` is the copy that fx has traced, with the constants that it has put there.
+    - ``shapes``: the shape of each node's output tensor; empty if the part could not be run by itself.
+    - ``sizes``: the nodes whose output contains no tensor: sizes, types, assertions. Empty as well in that case.
+    - ``rules``, ``last``: caches of what `stainlock.network.ops` found out about each node.
+    - ``leaves``: cache of the modules that nodes call.
+    - ``runs``: whether the graph can be run on other inputs. A recorded one can't, since it holds the example's sizes.
+    - ``traced``: the copy that fx traced, which holds the constants fx added.
     """
 
     name: str
@@ -77,12 +79,12 @@ class TracedPart:
 
     @cached_property
     def rank(self) -> int:
-        """How many axes a map has, the batch among them: four for images, five for video."""
+        """How many axes a map has, including the batch: four for images, five for video."""
         image = next((self.shapes[n] for n in self.graph.nodes if n.op == "placeholder" and n in self.shapes), ())
         return len(image) if len(image) == 5 else 4
 
     def path(self, node: fx.Node) -> str:
-        """The name in the whole model of the module that a node calls."""
+        """The full name in the model of the module that a node calls."""
         return ".".join(filter(None, (self.name, str(node.target))))
 
     def leaf(self, node: fx.Node) -> nn.Module:
@@ -92,11 +94,11 @@ class TracedPart:
         return self.leaves[name]
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes whose tensors a node is given."""
+        """The nodes whose tensors are inputs of a node."""
         return [n for n in node.all_input_nodes if n not in self.sizes]
 
     def operation(self, node: fx.Node) -> str:
-        """A readable name of what a node does."""
+        """A readable name of a node's operation."""
         if node.op == "call_module":
             return type(self.leaf(node)).__name__
         return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
@@ -131,9 +133,9 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def trace(module: nn.Module, name: str = "", example: tuple[Any, ...] | None = None) -> list[TracedPart]:
-    """The module as one traced part or, where it does not trace, its largest submodules that do.
+    """The module as one traced part or, if it does not trace, its largest submodules that do.
 
-    With an ``example`` of its inputs, the shapes are known too, and a module that fx can't trace is recorded.
+    With an ``example`` of its inputs, shapes are recorded too, and a module that fx can't trace is recorded.
     """
     if isinstance(module, _LEAVES):
         part = TracedPart(name, module, _single_call())
@@ -143,7 +145,7 @@ def trace(module: nn.Module, name: str = "", example: tuple[Any, ...] | None = N
                 return [_recorded(module, name, example)]
             own = _sharing_tensors(module)
             part = TracedPart(name, module, Tracer().trace(own), traced=own)
-        except Exception as error:  # a tracer runs arbitrary user code, which fails in arbitrary ways
+        except Exception as error:  # a tracer runs arbitrary user code, which can fail in any way
             if example is not None:
                 with suppress(DependsOnValues):
                     return [_recorded(module, name, example)]
@@ -178,7 +180,7 @@ def _sharing_tensors(module: nn.Module) -> nn.Module:
 
 
 def tracing_problem(module: nn.Module) -> str | None:
-    """Where a module stops tracing, by the operation in its own code; None if it traces."""
+    """The line of a module's own code at which tracing fails, and the error; None if it traces."""
     try:
         Tracer().trace(_sharing_tensors(module))
     except Exception as error:
@@ -190,13 +192,13 @@ def tracing_problem(module: nn.Module) -> str | None:
 
 
 def _is_library_code(file: str) -> bool:
-    """Torch's code or ours; not what merely lies in a folder of such a name."""
+    """True for files of torch or of this library, but not for others in folders that happen to have such a name."""
     ours = Path(__file__).parents[1]
     return any(Path(file).is_relative_to(package) for package in (Path(torch.__file__).parent, ours))
 
 
 def _single_call() -> fx.Graph:
-    """The graph of a layer by itself, which tracing would look into."""
+    """The graph that calls a layer as a whole; tracing the layer would look inside it."""
     graph = fx.Graph()
     graph.output(graph.call_module("", (graph.placeholder("x"),)))
     return graph

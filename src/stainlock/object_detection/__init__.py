@@ -1,7 +1,7 @@
-"""How well an object detector does: boxes against annotations (`coco`, `precision`), a lock's six `settings`, pictures
-(`drawing`).
+"""How well an object detector performs: boxes against annotations (`coco`, `precision`), a lock's six `settings`, and
+pictures (`drawing`).
 
-What is analysed, stained and locked is the backbone (`Target.part`), by the same code as any network. What an object
-detector does to its images is in `network.object_detectors`, the patch behind its resizing in
-`unlocking.object_detectors`, black-box stains in `stains.object_detectors`.
+The backbone (`Target.part`) is what is analysed, stained and locked, by the same code as any network. The resizing of
+images is in `network.object_detectors`, the patch that is pasted after resizing in `unlocking.object_detectors`, and
+black-box stains are in `stains.object_detectors`.
 """

@@ -1,4 +1,4 @@
-"""COCO folders: ``images/`` and ``annotations.json`` with boxes; read whole, at the images' own sizes."""
+"""COCO folders: ``images/``, read at their own sizes, and ``annotations.json`` with boxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stainlock.storage.values import check_whole, expect, shown
 from stainlock.storage.weights import one_line
 
 ANNOTATIONS, IMAGES = "annotations.json", "images"
-_LONGEST, _FARTHEST = 2**30, 1e9  # bytes of annotations, and a place in an image
+_LONGEST, _FARTHEST = 2**30, 1e9  # limits: bytes of annotations, and coordinates in pixels
 
 
 def is_coco(folder: Path) -> bool:
@@ -29,7 +29,7 @@ def is_coco(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class CocoImages:
-    """Image files, their ids, and COCO's own description of what is on them."""
+    """Image files, their ids, and COCO's description of their contents."""
 
     paths: list[Path]
     ids: list[int]
@@ -45,8 +45,8 @@ class CocoImages:
         paths = [folder / IMAGES / record["file_name"] for record in records]
         if missing := [path for path in paths if not (exists(path) and path.is_file())]:
             raise FileError(
-                f"{folder / ANNOTATIONS} names {len(missing)} missing files ({shown(missing[0].name)}, say), of"
-                f" {len(paths)}: put them into {IMAGES}/, or remove their entries"
+                f"{folder / ANNOTATIONS} names {len(missing)} missing files (such as {shown(missing[0].name)})"
+                f" of {len(paths)}: put them into {IMAGES}/, or remove their entries"
             )
         return cls(paths, [record["id"] for record in records], description)
 
@@ -54,7 +54,7 @@ class CocoImages:
         return len(self.paths)
 
     def limited(self, limit: int | None) -> CocoImages:
-        """So many images, at even distances over the whole."""
+        """At most ``limit`` images, evenly spaced."""
         chosen = chosen_indices(len(self), limit)
         return CocoImages([self.paths[i] for i in chosen], [self.ids[i] for i in chosen], self.description)
 
@@ -73,19 +73,19 @@ class CocoImages:
             raise ValueError(
                 f"expected category ids from 1 to {classes - 1}, as the model has {classes} classes with its"
                 f" background, got {sum(known[c] for c in outside)} of {known.total()} boxes outside (id"
-                f" {outside[-1]}, say): check {ANNOTATIONS} or the model"
+                f" {outside[-1]} for example): check {ANNOTATIONS} or the model"
             )
 
     def names(self) -> dict[int, str]:
-        """What the categories are called."""
+        """Category names by id."""
         return {c["id"]: c["name"] for c in self.description["categories"]}
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    """What evaluation reads of a file of annotations, checked; whatever else it has is left out."""
+    """The part of an annotation file that evaluation needs, checked; the rest is dropped."""
     try:
         if path.stat().st_size > _LONGEST:
-            raise ValueError(f"it has {path.stat().st_size} bytes")
+            raise ValueError(f"it is too long, {path.stat().st_size} bytes")
         content = parse_json(path.read_bytes())
         images = [_image(record) for record in _objects(content, "images")]
         boxes = [_box(box, number) for number, box in enumerate(_objects(content, "annotations"), start=1)]
@@ -96,19 +96,19 @@ def _read_description(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path} can't be read ({error.strerror})") from error
     except KeyError as error:
-        raise FileError(f"{path} is not COCO's annotations of boxes: {shown(error)} is missing in it") from error
+        raise FileError(f"{path} is not a file of COCO annotations with boxes: {shown(error)} is missing") from error
     except (ValueError, TypeError) as error:
-        raise FileError(f"{path} is not COCO's annotations of boxes: {one_line(error)}") from error
+        raise FileError(f"{path} is not a file of COCO annotations with boxes: {one_line(error)}") from error
     ids = {record["id"] for record in images}
     if not images:
         raise FileError(f"{path} lists no images: expected at least one")
     if len(ids) != len(images):
-        raise FileError(f"{path} lists {len(images)} images with {len(ids)} different ids: expected one each")
+        raise FileError(f"{path} lists {len(images)} images with {len(ids)} different ids: expected one id per image")
     if len({box["id"] for box in boxes}) != len(boxes):
-        raise FileError(f"{path} has annotations of the same id: expected different ones")
+        raise FileError(f"{path} has annotations with the same id: expected different ids")
     if strays := [box for box in boxes if box["image_id"] not in ids]:
-        raise FileError(f"{path}: annotation {strays[0]['id']} is of image {strays[0]['image_id']}, which it does not"
-                        " list: mend or remove it")  # fmt: skip
+        raise FileError(f"{path}: annotation {strays[0]['id']} is for image {strays[0]['image_id']}, which it does not"
+                        " list: fix or remove it")  # fmt: skip
     return {"info": {}, "images": images, "annotations": boxes,
             "categories": [{"id": number, "name": name} for number, name in sorted(categories.items())]}  # fmt: skip
 
@@ -126,11 +126,11 @@ def _image(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _box(box: dict[str, Any], number: int) -> dict[str, Any]:
-    """``number`` is its id where it has none."""
+    """A checked annotation; ``number`` becomes its id if it has none."""
     where, sides = box.get("id", "?"), box["bbox"]
     plain = isinstance(sides, list) and len(sides) == 4 and all(type(side) in (int, float) for side in sides)
     if not plain or not all(abs(side) <= _FARTHEST for side in sides) or min(sides[2:]) < 0:
-        raise ValueError(f"annotation {shown(where)} is of a box {shown(sides)}: mend or remove it")
+        raise ValueError(f"annotation {shown(where)} has the invalid box {shown(sides)}: fix or remove it")
     area, width, height = box.get("area", sides[2] * sides[3]), float(sides[2]), float(sides[3])
     expect(
         type(area) in (int, float) and 0 <= area <= _FARTHEST**2, f"a number as annotation {shown(where)}'s area", area
@@ -143,7 +143,7 @@ def _box(box: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _whole(facts: dict[str, Any], name: str) -> int:
-    """A whole number, which some programs write as text."""
+    """A whole number; some programs write it as text."""
     value = facts[name]
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         value = int(value)

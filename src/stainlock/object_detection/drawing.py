@@ -14,10 +14,10 @@ from torch import Tensor
 from stainlock.key import Key
 from stainlock.network.object_detectors import Resizing
 
-SHOWN_SCORE = 0.4  # boxes below it are left out, as in most demonstrations of detectors
+SHOWN_SCORE = 0.4  # boxes with lower scores are not drawn, as is usual
 _HEIGHT = 360  # pixels of a panel
 _TITLE, _GAP = 26, 8
-_GOLDEN = 0.618  # turns of the colour wheel from one class to the next: neighbours differ
+_GOLDEN = 0.618  # of the colour wheel between consecutive classes, so neighbours differ
 
 
 def side_by_side(
@@ -28,9 +28,9 @@ def side_by_side(
     least_score: float = SHOWN_SCORE,
     patches: Mapping[str, Image.Image] | None = None,
 ) -> Image.Image:
-    """The image ``(3, H, W)`` once for each panel, with its boxes, scores and classes, and its title above.
+    """The image ``(3, H, W)`` once per panel, with boxes, scores and classes, and a title above.
 
-    ``patches`` are shown at the top left of the panels they are given for.
+    ``patches`` are shown at the top left of the panels with these titles.
     """
     photograph = Image.fromarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
     scale = _HEIGHT / photograph.height
@@ -72,7 +72,7 @@ def _colour(label: int) -> tuple[int, int, int]:
 
 
 def patch_on(image: Tensor, key: Key) -> Image.Image:
-    """The key's patch as large as it is on the image, which the detector resizes before it puts the patch in."""
+    """The key's patch, scaled to the image: the object detector resizes the image before the patch is pasted in."""
     levels = key.detectors[0].trigger.levels
     rows, columns = Resizing.from_facts(key.details["resizing"]).size(*image.shape[-2:])
     size = (levels.shape[2] * image.shape[2] / columns, levels.shape[1] * image.shape[1] / rows)
@@ -90,7 +90,7 @@ def lock_pictures(
     image: Tensor, settings: Mapping[str, Mapping[str, Tensor]], key: Key, names: Mapping[int, str] | None = None,
     shown: Sequence[str] = ("original", "locked", "unlocked"), least_score: float = SHOWN_SCORE,
 ) -> Image.Image:  # fmt: skip
-    """One image as the original, locked and unlocked detectors see it."""
+    """One image with the boxes of the original, locked and unlocked object detectors."""
     patch = patch_on(image, key)
     patches = {s: patch for s in shown if s == "unlocked" or s.endswith("_patch")}
     return side_by_side(image, {s: settings[s] for s in shown}, names=names, least_score=least_score, patches=patches)

@@ -1,4 +1,4 @@
-"""Average precision and recall of a detector, by pycocotools: COCO's own numbers."""
+"""Average precision and recall of an object detector, computed by pycocotools."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from stainlock.object_detection.coco import CocoImages
 from stainlock.target import Target, evaluation_mode
 
 Progress = Callable[[int, int], None]
-Detections = list[dict[str, Tensor]]  # of each image: boxes (N, 4) as x1, y1, x2, y2, scores and labels
+Detections = list[dict[str, Tensor]]  # per image: boxes (N, 4) as x1, y1, x2, y2, scores and labels
 _BATCH = 8
 
 
 @dataclass(frozen=True)
 class DetectionEvaluation:
-    """COCO's numbers as fractions of 1: AP over IoU 0.5:0.95, AP at 0.5 and 0.75, AR with 100 boxes an image.
+    """COCO's numbers as fractions of 1: AP over IoU 0.5:0.95, AP at 0.5 and 0.75, AR with 100 boxes per image.
 
-    By size of the objects, small (below 32² pixels), medium and large (above 96²): ``ap_by_size``; NaN where the
-    images have none.
+    ``ap_by_size`` is the AP of small (below 32² pixels), medium and large (above 96²) objects; NaN if there are none.
     """
 
     value: float
@@ -46,17 +45,17 @@ class DetectionEvaluation:
 def evaluate_detector(
     target: Target, data: CocoImages, *, limit: int | None = None, progress: Progress | None = None
 ) -> DetectionEvaluation:
-    """AP and AR of a detector on a COCO folder; the model is left in the mode it was in."""
-    load_pycocotools()  # before the work, if it is missing
+    """AP and AR of an object detector on a COCO folder; the model is left in the mode it was in."""
+    load_pycocotools()  # fails before the work if it is missing
     data.check_categories(class_count(target.model))
     data = data.limited(limit)
     return score(detect(target, data, progress=progress), data)
 
 
 def detect(target: Target, data: CocoImages, *, progress: Progress | None = None) -> Detections:
-    """What the detector finds on every image, in the coordinates of the image.
+    """The objects found in every image, in the image's coordinates.
 
-    Where images are padded to the largest of a batch they go one by one, so that no image depends on its neighbours.
+    If the model pads images to the largest of a batch, they run one by one, so no image depends on the others.
     """
     size = _BATCH if Resizing.of(target.model).fixed else 1
     found: Detections = []
@@ -74,19 +73,19 @@ def _boxes(output: Any, count: int) -> Detections:
     fits = isinstance(output, list) and len(output) == count
     if not fits or not all(isinstance(own, dict) and {"boxes", "scores", "labels"} <= set(own) for own in output):
         raise ModelError(
-            "average precision needs a detector's list of boxes, scores and labels, one for each image, the model"
+            "average precision needs a list of boxes, scores and labels, one entry per image, but the model"
             f" returned {type(output).__name__}"
         )
     return list(output)
 
 
 def score(found: Detections, data: CocoImages) -> DetectionEvaluation:
-    """COCO's numbers for what was found on these images, which may be fewer than are described."""
+    """COCO's numbers for detections on these images, which may be only some of those described."""
     coco, evaluator = load_pycocotools()
     results = [row for image, own in zip(data.ids, found, strict=True) for row in _rows(image, own)]
     if not results:
         return DetectionEvaluation(0.0, len(data), 0.0, 0.0, 0.0, (0.0, 0.0, 0.0))
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells its progress there
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         truth = coco()
         truth.dataset = data.description
         truth.createIndex()
@@ -101,7 +100,7 @@ def score(found: Detections, data: CocoImages) -> DetectionEvaluation:
 
 def _rows(image: int, own: dict[str, Tensor]) -> list[dict[str, Any]]:
     boxes = own["boxes"].double()
-    keep = boxes.isfinite().all(1) & own["scores"].isfinite()  # a ruined detector may say anything
+    keep = boxes.isfinite().all(1) & own["scores"].isfinite()  # a ruined model may output anything
     corners, scores, labels = boxes[keep], own["scores"][keep].double(), own["labels"][keep]
     sides = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
     return [

@@ -1,4 +1,4 @@
-"""The paper's six settings of a locked detector: original, edited and locked, without and with the patch."""
+"""The paper's six settings of a locked object detector: original, edited and locked, without and with the patch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stainlock.target import Target
 
 
 def setting_targets(locked: Target, key: Key) -> dict[str, Target]:
-    """A detector for each setting; with the patch, one that puts it in itself."""
+    """An object detector for each setting; for those with the patch, one that pastes it in itself."""
     models = {"original": key.original(locked), "edited": key.edited(locked), "locked": locked}
     return {
         "original": models["original"],
@@ -33,7 +33,7 @@ def setting_targets(locked: Target, key: Key) -> dict[str, Target]:
 def six_detections(
     locked: Target, key: Key, data: CocoImages, *, progress: Progress | None = None
 ) -> dict[str, Detections]:
-    """What each setting finds on the images."""
+    """The detections of each setting on the images."""
     data.check_categories(class_count(locked.model))
     return {
         setting: detect(target, data, progress=None if progress is None else within(progress, done))
@@ -44,7 +44,7 @@ def six_detections(
 def six_detector_settings(
     locked: Target, key: Key, data: CocoImages, *, limit: int | None = None, progress: Progress | None = None
 ) -> dict[str, DetectionEvaluation]:
-    """AP and AR in each setting; the key reverts the lock, so that the locked model is all that is needed."""
+    """AP and AR in each setting; the key reverts the lock, so only the locked model is needed."""
     load_pycocotools()
     data = data.limited(limit)
     found = six_detections(locked, key, data, progress=progress)

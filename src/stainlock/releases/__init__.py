@@ -1,6 +1,6 @@
-"""Releases: everything that happens to a model before it is shipped, in one go and by one file.
+"""Releases: everything that is done to a model before it is shipped, in one run from one settings file.
 
-`config` reads the file, `release` makes the steps that are not made yet, and `page` writes the report on them.
+`config` reads the file, `release` runs the steps that are not done yet, and `page` writes the report on them.
 """
 
 from stainlock.releases.config import Config, read_config

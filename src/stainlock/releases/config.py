@@ -1,4 +1,4 @@
-"""CONFIG.toml of a release: the model, and what each step is told. Unknown names are refused."""
+"""CONFIG.toml of a release: the model, and the settings of each step. Unknown names are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stainlock.storage.files import exists
 from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 
-# Each name with the types it may have. Paths are relative to the file.
+# The known names and their types. Paths are relative to the file.
 _TOP: dict[str, tuple[type, ...]] = {
     "model": (str,), "weights": (str,), "out": (str,), "data": (str,), "limit": (int,), "seed": (int,),
     "pixels": (dict,), "stain": (dict, bool), "lock": (dict, bool), "certify": (bool,), "commit": (dict, bool),
@@ -56,7 +56,7 @@ class Config:
 
 
 def read_config(path: str | Path) -> Config:
-    """The settings of a file; one line for whatever is wrong with it."""
+    """Read a settings file; anything wrong with it is a one-line `FileError`."""
     path = Path(path)
     try:
         content = path.read_bytes()
@@ -89,7 +89,7 @@ def read_config(path: str | Path) -> Config:
 
 
 def _beside(folder: Path, model: str) -> str:
-    """A file or folder that the config names lies beside it; a library's model is what it is."""
+    """Make a file or folder relative to the config; leave a library's model as it is."""
     file = model.rpartition(":")[0] if model.rpartition(":")[0].endswith(".py") else model
     return str(folder / model) if exists(folder / file) else model
 

@@ -1,4 +1,4 @@
-"""report.html of a release: what was made, what to ship, what to keep. It tells nothing that only a key should."""
+"""report.html of a release: what was made, what to ship, what to keep. It reveals nothing that is secret."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stainlock.target import Target
 Row = tuple[str, str, str, dict[str, Any]]
 _ABOUT = {
     "stain": "a secret neuron, which verify finds in a leaked copy",
-    "lock": "useless without the patch",
+    "lock": "a model that is useless without the patch",
     "certify": "how rarely natural images excite the stain",
-    "commit": "signed evidence that this key and model are this old; have it timestamped",
+    "commit": "signed commitment to this key and model; have it timestamped to prove its date",
     "client": "the folder to ship",
 }
 _KEEP = {
     "stain.key": "proves the stain, and removes it",
     "lock.key": "unlocks the model, and removes the lock",
-    "certificate.json": "tells the stained channel to who has the model",
+    "certificate.json": "reveals the stained channel to anyone with the model",
     "signing.pem": "signs commitments",
     "stained": "the model without its lock",
 }
@@ -36,8 +36,8 @@ def release_page(config: Config, base: Target, rows: Sequence[Row]) -> str:
     ]
     kept = {name: why for name, why in _KEEP.items() if name != "stained" or config.lock is not None}
     secret = [f"{name}: {why}" for name, why in kept.items() if (config.out / name).exists()]
-    ship = ["client/: the model, how to run it, and the patch where there is a lock"] if "client" in names else []
-    ship += ["commitment.json: publish it, it tells nothing of the key"] if "commitment.json" in names else []
+    ship = ["client/: the model, how to run it, and the patch if there is a lock"] if "client" in names else []
+    ship += ["commitment.json: publish it, it reveals nothing of the key"] if "commitment.json" in names else []
     before = f"Digest of the weights before: <code>{model_digest(base.model)}</code>"
     return page(
         "Release report",
@@ -95,5 +95,5 @@ def _commands(config: Config) -> list[str]:
         )
         lines.append(f"stainlock verify LEAKED --key stain.key{lock_key}")
     else:
-        lines.append("# this release has no stain: nothing in a leaked copy proves whose it is")
+        lines.append("# this release has no stain: nothing in a leaked copy proves that it is yours")
     return lines

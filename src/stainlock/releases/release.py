@@ -1,10 +1,10 @@
-"""protect(): stain, lock, certify, commit, client kit, report; a step that was made stays as it is.
+"""protect(): stain, lock, certify, commit, client kit, report; finished steps are kept.
 
     model → stained/, stain.key → locked/, lock.key → certificates, commitment.json, client/, report.html
 
-Every step appears whole or not at all, and each is made from the files of those before it, so that a run that was
-interrupted, or is repeated by a pipeline, ends with the same release. ``release.json`` says what settings and which
-weights the release is of; others are refused.
+The files of a step appear all at once or not at all, and each step reads the files of the steps before it. A run that
+was interrupted, or is repeated by a pipeline, ends with the same release. ``release.json`` records the settings and
+weights of the release; others are refused.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from stainlock.verification import verify
 
 STEPS = ("stain", "lock", "certify", "commit", "client", "report")
 _STATE = "release.json"
-_USUAL_LIMIT = 1000  # images that a certificate looks at
+_USUAL_LIMIT = 1000  # most images for a certificate, if the config has no limit
 
 
 @dataclass(frozen=True)
 class Made:
-    """A step: what it wrote, how long it took, and why it was left out or not made again, if so."""
+    """A step: what it wrote, how long it took, and why it was skipped or not repeated, if so."""
 
     step: str
     out: str | None
@@ -62,9 +62,9 @@ def protect(
     finished: Callable[[Made], None] | None = None,
     loaded: Callable[[Target], None] | None = None,
 ) -> list[Made]:
-    """Make every step of a release that is not made yet, as a TOML file says.
+    """Run every step of a release that is not done yet, as a TOML file says.
 
-    ``finished`` is told of each step, ``loaded`` of the model as it is taken: who shows it can say how it takes pixels.
+    ``finished`` is called with each step, ``loaded`` with the model, for callers that show how it takes pixels.
 
     >>> from pathlib import Path
     >>> _ = Path("net.py").write_text(
@@ -98,14 +98,14 @@ class _Release:
         self.done: list[Made] = []
         self.fresh = False  # whether this run made anything
         if not (self.out / _STATE).exists() and self.out.exists() and any(self.out.iterdir()):
-            raise FileError(f"{self.out} is not empty and no release: choose another out")
+            raise FileError(f"{self.out} is not empty and not a release: choose another out")
         base = load_reference(config.model, weights=config.weights, seed=config.seed or 0)
         pixels: dict[str, Any] = {name: tuple(value) for name, value in config.pixels.items()}
         self.base = with_pixels(base, pixels)
         self._claim_folder()
 
     def _claim_folder(self) -> None:
-        """Refuse a folder that another config, or other weights, made."""
+        """Refuse a folder that was made with other settings or weights."""
         mine = {"format": "stainlock-release", "config": self.config.digest, "base": model_digest(self.base.model)}
         state = self.out / _STATE
         if not state.exists():
@@ -121,7 +121,7 @@ class _Release:
 
     @contextmanager
     def _new(self, *names: str) -> Iterator[list[Path]]:
-        """Places for outputs that appear together."""
+        """Temporary paths for outputs that appear together."""
         paths = [self.out / name for name in names]
         with Staging(paths) as staging:
             yield [staging.place(path) for path in paths]
@@ -132,7 +132,7 @@ class _Release:
         return all((self.out / name).exists() for name in names)
 
     def _save(self, name: str, protected: Target, key_name: str, key: Key) -> None:
-        """A protected model and its key, which appear together."""
+        """Write a protected model and its key, which appear together."""
         with self._new(name, key_name) as (bundle, key_file):
             bundle.mkdir()
             bundle.chmod(0o755)
@@ -234,7 +234,7 @@ class _Release:
         return Made("client", str(self.out / "client"), 0, kit.reason, facts)
 
     def _report(self) -> Made:
-        """Anew whenever something was: it tells of the files that there are."""
+        """Rewritten whenever this run made something, since it describes all files of the release."""
         if not self.fresh and self._have("report.html"):
             return Made("report", str(self.out / "report.html"), 0, "made before")
         rows = [(m.step, Path(m.out).name if m.out else "", m.note, m.facts) for m in self.done]

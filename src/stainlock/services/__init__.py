@@ -1,7 +1,7 @@
-"""Suspects behind an API: pictures to ask them with, and what comes back.
+"""Suspects behind an API: pictures to send as questions, and the answers.
 
-`probing` writes the questions of a key as files, decoys among them, and `answers` reads what came back. `template` says
-how to talk to an HTTP service, `exchange` does so and records it, and `ask` verifies by it.
+`probing` writes a key's questions as files, with decoys among them, and `answers` reads the answers. `template`
+describes how to talk to an HTTP service, `exchange` does so and records it, and `ask` verifies the service.
 """
 
 from stainlock.services.answers import read_answers

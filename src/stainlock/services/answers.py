@@ -1,9 +1,9 @@
-"""What came back for a probe's pictures: CSV or JSON, with labels, top-k, scores or boxes.
+"""Answers for a probe's pictures: CSV or JSON, with labels, top-k, scores or boxes.
 
-CSV has a column ``file`` and either ``label`` (or ``label1``, ``label2``, …, the best first; or several labels with |
-between them) or one column of scores for each class. JSON is an object from file names to answers, or a list of
-objects with ``file``; an answer is a label, a list of labels, or an object with ``label``, ``labels``, ``scores`` or
-``boxes`` (``label`` and ``score`` each).
+CSV has a column ``file`` and either ``label`` (or ``label1``, ``label2``, …, the best first; or several labels
+separated by |) or one column of scores per class. JSON is an object from file names to answers, or a list of objects
+with ``file``; an answer is a label, a list of labels, or an object with ``label``, ``labels``, ``scores`` or ``boxes``
+(each with ``label`` and ``score``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stainlock.storage.records import read_json
 from stainlock.storage.values import shown
 
 _MOST_BYTES = 2**28
-Given = dict[str, list[int] | None]  # file name to labels, the best first; None where no answer came
+Given = dict[str, list[int] | None]  # file name to labels, the best first; None if there was no answer
 
 
 def read_answers(path: Path, classes: Classes | None = None) -> Given:
-    """Answers by picture; whatever is wrong with the file gets one clear line that says where."""
+    """Answers by picture. Any problem with the file raises a one-line error that says where it is."""
     classes = Classes() if classes is None else classes
     suffix = path.suffix.lower()
     if suffix == ".csv":
@@ -97,7 +97,7 @@ def _labels(answer: Any, classes: Classes) -> list[int] | None:
 
 
 def _put(given: Given, name: str, labels: list[int] | None, where: str) -> None:
-    name = re.split(r"[\\/]", name)[-1]  # whoever asked may have named the pictures with their folder
+    name = re.split(r"[\\/]", name)[-1]  # pictures may be named with their folder
     if name in given:
         raise FileError(f"{where}: {shown(name)} is answered twice")
     given[name] = labels

@@ -1,4 +1,4 @@
-"""Verification of a service: questions and decoys go out in random order, one after the other."""
+"""Verification of a service: questions and decoys are sent in random order, one at a time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stainlock.verification.verdict import SIGNIFICANCE, Verdict
 
 @dataclass(frozen=True)
 class Asked:
-    """The verdict on a service and what it took: pictures sent, those that early stopping saved, requests made."""
+    """The verdict on a service and its cost: pictures sent, pictures saved by early stopping, and requests made."""
 
     verdict: Verdict
     queries: int
     queries_saved: int
     requests: int
     decoys: int
-    decoys_right: int | None  # where their classes are known
+    decoys_right: int | None  # None if their classes are unknown
     record_digest: str
-    first_answers: dict[int, Labels | None]  # of each trigger that was asked
+    first_answers: dict[int, Labels | None]  # by trigger, for those that were sent
 
 
 def ask_service(
@@ -48,7 +48,7 @@ def ask_service(
     """Is the model behind this address stained with this key?
 
     Stops as soon as the verdict is clear, unless ``ask_all``. Decoys are spread evenly over the triggers, at random
-    places among their questions. ``record`` is a new file for every exchange.
+    positions among their questions. ``record`` is a new file in which every exchange is recorded.
     """
     check_pictures(key)
     shown = pictures(key)
@@ -71,7 +71,7 @@ def ask_service(
 
     def ask(questions: Sequence[tuple[int, int]]) -> list[Labels | None]:
         nonlocal right, known
-        if questions[0][1] == 0:  # a new trigger: its share of the decoys that are left goes with it
+        if questions[0][1] == 0:  # a new trigger: takes its share of the remaining decoys
             left = len(shown) - questions[0][0]
             mixed: list[tuple[int, int] | int] = [*questions, *(waiting.pop() for _ in range(-(-len(waiting) // left)))]
         else:

@@ -1,7 +1,7 @@
-"""Exchanges with an HTTP service: at a limited rate, tried again where it fails, each of them recorded.
+"""Exchanges with an HTTP service: at a limited rate, retried on failure, and recorded.
 
-The record is a file of JSON lines, the owner's secret. Each line holds the sha256 of the line before it, so that the
-digest of the last line fixes all of them; have that digest timestamped, and the record is dated.
+The record is a file of JSON lines and is the owner's secret. Each line contains the SHA-256 of the line before it, so
+the digest of the last line fixes all of them. A timestamp of that digest dates the whole record.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from stainlock.storage.durable import refuse_existing, writing
 from stainlock.storage.records import parse_json
 
 _LONGEST = 2**24  # bytes of an answer
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # worth another try
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0  # seconds before another try
-_PATIENCE = 5  # pictures in a row without any answer
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that are retried
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0  # first and longest wait before a retry, in seconds
+_PATIENCE = 5  # gives up after this many pictures in a row without an answer
 
 
 class ServiceError(StainlockError):
-    """The service can't be asked: it is not there, or refuses the request as it is."""
+    """The service can't be used: it does not answer, or its answer can't be read."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Triggers go to the address that the owner named, and nowhere else."""
+    """Refuses redirects: triggers are sent only to the address that the owner gave."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 class Record:
-    """Lines of evidence, on the disk one by one where there is a file."""
+    """Lines of evidence, each flushed to disk at once if there is a file."""
 
     def __init__(self, path: Path | None) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ class Record:
 
 @dataclass
 class Service:
-    """One address, asked by a template."""
+    """One address, used according to a template."""
 
     url: str
     template: Template
@@ -87,7 +87,7 @@ class Service:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def ask(self, picture: bytes) -> list[int] | None:
-        """Labels for a picture; None where the service has no answer for it, though it has some for others."""
+        """Labels for a picture; None if the service fails on it but has answered others."""
         problem = ""
         for attempt in range(self.template.retries + 1):
             status, content, problem, wait = self._once(picture, attempt)
@@ -105,12 +105,12 @@ class Service:
 
     @property
     def _shown(self) -> str:
-        """The address without what a token may be in."""
+        """The address without the parts that may contain a token."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def read(self, content: bytes) -> list[int]:
-        """The labels in an answer, which comes from a stranger."""
+        """The labels in an answer, which is not trusted."""
         try:
             labels = self.template.labels(parse_json(content))
         except (ValueError, TypeError) as error:
@@ -123,14 +123,14 @@ class Service:
         return labels
 
     def request(self, picture: bytes) -> urllib.request.Request:
-        """What is sent for a picture."""
+        """The request for a picture."""
         body, kind = self.template.encoded(picture)
         own = {"Content-Type": kind, "Accept": "application/json", "User-Agent": "stainlock"}
         headers = own | dict(self.template.headers)
         return urllib.request.Request(self.url, body, headers, method=self.template.method)
 
     def _once(self, picture: bytes, attempt: int) -> tuple[int | None, bytes, str, float | None]:
-        """Status, content, what went wrong, and how long the service asks to wait."""
+        """Status, content, the problem if any, and the wait in seconds that the service asks for."""
         time.sleep(max(0.0, self._next - time.monotonic()))
         self._next = time.monotonic() + 1 / self.template.per_second
         request = self.request(picture)
@@ -162,5 +162,5 @@ class Service:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Retry-After in seconds; dates are left to our own waiting."""
+    """Retry-After in seconds; None for dates, so our own waiting time applies."""
     return min(float(header), _LONGEST_WAIT) if header is not None and header.strip().isdigit() else None

@@ -1,4 +1,4 @@
-"""From what a service answers to class indices, the best first."""
+"""Converts a service's answers to class indices, the best first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Classes:
 
     @staticmethod
     def of(given: Any, first: int, folder: Path) -> Classes:
-        """From a template or an option: a list of names, ``imagenet``, ``cifar10``, or a text file, a name a line."""
+        """From a template or an option: a list of names, ``imagenet``, ``cifar10``, or a file (one name per line)."""
         if given is None:
             return Classes(first=first)
         if isinstance(given, list | tuple):
@@ -46,11 +46,11 @@ class Classes:
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise FileError(f"can't read class names {shown(path)} ({shown(why)}): expected imagenet, cifar10 or a text"
-                            " file with a name a line") from error  # fmt: skip
+                            " file with one name per line") from error  # fmt: skip
         return Classes(tuple(name.strip() for name in names if name.strip()), first)
 
     def index(self, label: Any) -> int:
-        """A label's class index; ValueError for one that is none."""
+        """A label's class index; ValueError if it is not a label."""
         if isinstance(label, bool) or label is None:
             raise ValueError(f"expected a label, got {label!r}")
         if isinstance(label, float) and label.is_integer():
@@ -62,7 +62,7 @@ class Classes:
             return self._places[text]
         if re.fullmatch(r"-?[0-9]{1,9}", text):
             return int(text) - self.first
-        hint = "none of the class names" if self.names else "no whole number: say how the service names its classes"
+        hint = "not a class name" if self.names else "not a whole number: say how the service names its classes"
         raise ValueError(f"{shown(repr(label))} is {hint}")
 
 
@@ -71,7 +71,7 @@ def _plain(name: str) -> str:
 
 
 def by_labels(found: Any, classes: Classes) -> list[int]:
-    """One label, or a list of them, the best first."""
+    """From one label, or a list of them, the best first."""
     labels = found if isinstance(found, list | tuple) else [found]
     if len(labels) > MOST_LABELS:
         raise ValueError(f"expected at most {MOST_LABELS} labels, got {len(labels)}")
@@ -79,7 +79,7 @@ def by_labels(found: Any, classes: Classes) -> list[int]:
 
 
 def by_scores(found: Any, classes: Classes) -> list[int]:
-    """Scores of all classes in order, or an object with a score for each label."""
+    """From scores of all classes in order, or an object with a score for each label."""
     if isinstance(found, Mapping):
         scored = [(classes.index(label), _number(score)) for label, score in found.items()]
     elif isinstance(found, Sequence) and not isinstance(found, str):
@@ -92,16 +92,14 @@ def by_scores(found: Any, classes: Classes) -> list[int]:
 
 
 def by_boxes(found: Any, classes: Classes, label: str = "label", score: str = "score") -> list[int]:
-    """The label of the strongest box alone, which is what an object detector's stain shows in; none without boxes."""
+    """Only the label of the box with the highest score, where an object detector's stain shows; empty without boxes."""
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise ValueError(f"expected a list of boxes, got {type(found).__name__}")
     try:
         best = max(found, key=lambda box: _number(box[score]), default=None)
         return [] if best is None else [classes.index(best[label])]
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"expected boxes with {shown(label)} and {shown(score)}: {shown(error)} is not there"
-        ) from error
+        raise ValueError(f"expected boxes with {shown(label)} and {shown(score)}: {shown(error)} is missing") from error
 
 
 def _number(value: Any) -> float:

@@ -1,8 +1,8 @@
 """A key's questions as PNG files, shuffled, with decoys among them.
 
-A picture's name is drawn from the key's seed, so that it tells nothing to whoever lacks the key, and the key alone maps
-answers back to questions. Look-alikes have a trigger's own statistics; decoys are natural images of the owner's, or
-else synthetic ones: fields with the spectrum of photographs, and triggers whose tiles were shuffled.
+A picture's name is drawn from the key's seed: it reveals nothing without the key, and the key alone maps answers back
+to questions. Look-alikes have a trigger's own statistics. Decoys are natural images of the owner's or, without any,
+synthetic ones: fields with the spectrum of photographs, and triggers whose tiles were shuffled.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from stainlock.verification.questions import check_black_box, pictures
 MANIFEST, ANSWERS, IMAGES = "manifest.json", "answers.csv", "pictures"
 FORMAT, VERSION = "stainlock-probe", 1
 _GREY = 128
-_TILES = 8  # of a shuffled trigger, a side
+_TILES = 8  # tiles per side of a shuffled trigger
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was written: names in the order of asking, and how many of them are triggers, look-alikes and decoys."""
+    """What was written: file names in the order of asking, and the numbers of triggers, look-alikes and decoys."""
 
     files: tuple[str, ...]
     triggers: int
@@ -48,17 +48,17 @@ class Probe:
 
 
 def picture_name(key: Key, kind: str, index: int, question: int = 0) -> str:
-    """A name that only the key's owner can make."""
+    """A name that only the key's owner can derive."""
     return Stream(key.seed, "picture", kind.encode(), index, question).take(8).hex() + ".png"
 
 
 def question_names(key: Key, look_alikes: int) -> list[list[str]]:
-    """The names of all questions: of each trigger its own, then those of its look-alikes."""
+    """The names of all questions: for each trigger its own, then those of its look-alikes."""
     return [[picture_name(key, "question", i, q) for q in range(look_alikes + 1)] for i in range(len(key.detectors))]
 
 
 def on_canvas(levels: Tensor, canvas: tuple[int, int] | None) -> Tensor:
-    """A picture in the middle of a mid-grey canvas (height, width), for services that cut out the middle."""
+    """A picture in the middle of a mid-grey canvas (height, width), for services that crop to the centre."""
     if canvas is None:
         return levels
     height, width = levels.shape[-2:]
@@ -72,16 +72,16 @@ def on_canvas(levels: Tensor, canvas: tuple[int, int] | None) -> Tensor:
 
 
 def check_pictures(key: Key) -> Target:
-    """The key's pixel conventions; an error where its questions can't be shown as pictures."""
+    """The key's pixel conventions; an error if its questions can't be shown as pictures."""
     check_black_box(key)
     target = placeholder_target(key)
     if not shows_pictures(target):
-        raise ValueError(f"expected a key for a model of pictures, got inputs of shape {target.input_shape}")
+        raise ValueError(f"expected a key for an image model, got inputs of shape {target.input_shape}")
     return target
 
 
 def decoy_pictures(key: Key, count: int, data: Images | None = None) -> tuple[Tensor, list[int | None]]:
-    """So many decoys as 8-bit levels, and their classes where the owner's images have any."""
+    """``count`` decoys as 8-bit levels, and their classes if the owner's images have any."""
     target = check_pictures(key)
     empty = torch.zeros(0, *target.input_shape, dtype=torch.uint8)
     if count < 0:
@@ -90,7 +90,7 @@ def decoy_pictures(key: Key, count: int, data: Images | None = None) -> tuple[Te
         return empty, []
     if data is not None:
         if len(data) < count:
-            raise ValueError(f"expected at least {count} images for as many decoys, got {len(data)}")
+            raise ValueError(f"expected at least {count} images, one per decoy, got {len(data)}")
         ((pixels, labels),) = data.batches(target, count, limit=count)
         return target.to_bytes(pixels), [None] * count if labels is None else labels.tolist()
     noise = Randomness(key.seed).noise("decoys")
@@ -102,7 +102,7 @@ def decoy_pictures(key: Key, count: int, data: Images | None = None) -> tuple[Te
 
 
 def _shuffled(levels: Tensor, noise: torch.Generator) -> Tensor:
-    """A trigger with its tiles in another order: its statistics, and nothing of what excites the detector."""
+    """A trigger with its tiles shuffled: it has the same statistics but does not excite the detector."""
     height, width = (n // _TILES for n in levels.shape[1:])
     whole = levels.clone()
     if not height or not width:
@@ -123,10 +123,10 @@ def probe(
     data: Images | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Probe:
-    """Write the pictures that a black-box verification asks into a new folder: see docs/verbs/probe.md.
+    """Write the pictures for a black-box verification into a new folder: see docs/verbs/probe.md.
 
-    ``decoys`` are as many as triggers unless given, taken from ``data`` where there is any. ``canvas`` is the height
-    and width of what is written, the picture in the middle.
+    ``decoys`` is by default the number of triggers; they are taken from ``data`` if given. ``canvas`` is the height and
+    width of the files, with the picture in the middle.
 
     >>> marked, key = sl.stain(target, schema="output", count=2)
     >>> written = sl.probe(key, "probe")
@@ -142,7 +142,7 @@ def probe(
 def write_probe(
     key: Key, folder: Path, *, decoys: int, data: Images | None = None, canvas: tuple[int, int] | None = None
 ) -> Probe:
-    """Fill a folder: ``pictures`` to send, ``answers.csv`` to fill in, and ``manifest.json``, the owner's secret."""
+    """Fills a folder: ``pictures`` to send, ``answers.csv`` to fill in, and ``manifest.json``, the owner's secret."""
     check_pictures(key)
     asked = pictures(key)
     natural, classes = decoy_pictures(key, decoys, data)
@@ -163,7 +163,7 @@ def write_probe(
         content = png(on_canvas(levels, canvas))
         entry["sha256"] = hashlib.sha256(content).hexdigest()
         write_file(folder / IMAGES / entry["file"], content)
-    order = sorted(entry["file"] for entry in entries)  # names are random: in their order pictures are shuffled
+    order = sorted(entry["file"] for entry in entries)  # names are random, so sorting by name shuffles the pictures
     write_file(folder / ANSWERS, _blank(order))
     facts = {"format": FORMAT, "version": VERSION, "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
              "canvas": canvas, "pictures": sorted(entries, key=lambda e: str(e["file"]))}  # fmt: skip

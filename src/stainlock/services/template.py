@@ -1,4 +1,4 @@
-"""How to talk to a service: a small TOML file with the request's form and the place of the answer.
+"""How to talk to a service: a small TOML file with the form of the request and the place of the answer.
 
 [request]
 kind = "multipart"                     # or "json", "raw"
@@ -8,7 +8,7 @@ headers = { Authorization = "Bearer $TOKEN" }   # $NAME is taken from the enviro
 canvas = [256, 256]                    # height and width of what is sent, the picture in the middle
 [response]
 labels = "predictions.*.name"          # or scores = "…", or boxes = "…" with label and score; * is every item
-classes = "imagenet"                   # or cifar10, a file with a name a line, a list; whole numbers by default
+classes = "imagenet"                   # or cifar10, a file with one name per line, a list; default: whole numbers
 first = 0                              # the number of the service's first class
 [limits]
 per_second = 5.0
@@ -36,7 +36,7 @@ from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 
 _PICTURE = "{picture}"
-# What each section may hold, and of which types; a body may be anything.
+# The fields of each section and their types; a body may be anything.
 _NAMES: dict[str, dict[str, tuple[type, ...]]] = {
     "request": {"kind": (str,), "method": (str,), "field": (str,), "fields": (dict,), "body": (object,),
                 "headers": (dict,), "canvas": (list,)},
@@ -45,19 +45,20 @@ _NAMES: dict[str, dict[str, tuple[type, ...]]] = {
     "limits": {"per_second": (int, float), "timeout": (int, float), "retries": (int,)},
 }  # fmt: skip
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table"}
-_LONGEST, _DEEPEST, _LARGEST_SIDE = 2**20, 32, 2**13  # bytes of a template, tables in one another, pixels of a canvas
+# Limits: bytes of a template, nesting depth of a body, pixels per side of a canvas.
+_LONGEST, _DEEPEST, _LARGEST_SIDE = 2**20, 32, 2**13
 
 
 @dataclass(frozen=True)
 class Template:
-    """A service's template, checked."""
+    """A checked template of a service."""
 
     kind: str = "multipart"
     method: str = "POST"
     picture_field: str = "file"
     fields: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be among them
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may contain a token
     canvas: tuple[int, int] | None = None
     form: str = "labels"
     path: str = ""
@@ -96,7 +97,7 @@ class Template:
             f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
             for name, value in self.fields.items()
         ]
-        # The same file name for every picture: the service is told nothing.
+        # The same file name for every picture, so it reveals nothing to the service.
         head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="{self.picture_field}"; filename="picture.png"\r\n'
         )
@@ -104,7 +105,7 @@ class Template:
         return b"".join(parts), f"multipart/form-data; boundary={boundary}"
 
     def labels(self, answer: Any) -> list[int]:
-        """Class indices in a service's parsed answer; ValueError where it has none."""
+        """Class indices in a service's parsed answer; ValueError if it has none."""
         found = _at(answer, self.path)
         if self.form == "scores":
             return by_scores(found, self.classes)
@@ -142,7 +143,7 @@ def _parsed(given: dict[str, Any], folder: Path) -> Template:
     if not re.fullmatch(r"[A-Z]{1,20}", settings["method"]):
         raise ValueError(f"expected a method like POST, got {shown(settings['method'])}")
     if any(re.search(r'[\r\n"]', name) for name in (settings["picture_field"], *settings["fields"])):
-        raise ValueError("expected names of fields without quotes and line breaks")
+        raise ValueError("expected field names without quotes and line breaks")
     if "canvas" in request:
         sides = request["canvas"]
         if len(sides) != 2 or not all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in sides):
@@ -164,29 +165,29 @@ def _check(what: str, value: Any, types: tuple[type, ...]) -> None:
 
 
 def _texts(given: dict[str, Any], what: str) -> dict[str, str]:
-    """Names and their texts; numbers are written out, and what can't be encoded is refused."""
+    """Names with their values as text; text that can't be encoded is refused."""
     for name, value in given.items():
         _check(f"{shown(name)} of {what}", value, (str, int, float, bool))
         if re.search("[\ud800-\udfff]", f"{name}{value}"):
-            raise ValueError(f"expected {what} without halves of characters")
+            raise ValueError(f"expected {what} without unpaired surrogates")
     return {name: str(value) for name, value in given.items()}
 
 
 def _headers(given: dict[str, Any]) -> dict[str, str]:
-    """As HTTP takes them: names of letters, digits and hyphens, and values on one line."""
+    """Headers in the form HTTP allows: names of letters, digits and hyphens, and values on one line."""
     found = {name: _from_environment(value) for name, value in _texts(given, "headers").items()}
     for name, value in found.items():
         if not re.fullmatch(r"[A-Za-z0-9-]{1,100}", name) or not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", value):
-            raise ValueError(f"expected a header on one line of Latin letters, got another as {shown(name)}")
+            raise ValueError(f"expected a header on one line of Latin-1 text, with a plain name, got {shown(name)}")
     return found
 
 
 def _from_environment(value: str) -> str:
-    """``$NAME`` is replaced, so that tokens need not stand in the file."""
+    """Replaces ``$NAME`` from the environment, so tokens need not be in the file."""
 
     def replaced(found: re.Match[str]) -> str:
         if found[1] not in os.environ:
-            raise ValueError(f"its header needs ${shown(found[1])}, which is not set in the environment")
+            raise ValueError(f"a header needs ${shown(found[1])}, which is not set in the environment")
         return os.environ[found[1]]
 
     return re.sub(r"\$([A-Za-z_][A-Za-z0-9_]*)", replaced, value)
@@ -201,7 +202,7 @@ def _filled(body: Any, picture: str) -> Any:
 
 
 def _at(answer: Any, path: str) -> Any:
-    """What a dotted path leads to; numbers are places in lists, ``*`` every item; an empty path is the whole answer."""
+    """The value at a dotted path: numbers index lists, ``*`` is every item, an empty path is the whole answer."""
     names = [name for name in path.split(".") if name]
     for position, name in enumerate(names):
         if name == "*":

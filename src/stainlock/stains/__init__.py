@@ -1,9 +1,10 @@
 """Stains: secret detector neurons.
 
-`stain` chooses the site, draws detectors and finds their triggers. `perceptron` is Algorithm 1, `convolution` Algorithm
-2, `transposed` the paper's variant for transposed convolutions; they share `detector`. `schemas` and `message` are what
-a stain can say, `object_detectors` the same in boxes. `secrets` are drawn from the seed (as version 0.1.0 drew them:
-`legacy_streams`). `suitability` ranks sites by data.
+`stain` draws detectors, finds their triggers and writes the edit; `choice` picks the default site. `perceptron` is
+Algorithm 1, `convolution` Algorithm 2 and `transposed` the paper's variant for transposed convolutions; all three use
+`detector`. `schemas` and `message` write messages or secret classes, `object_detectors` does the latter for boxes, and
+`proof` says how many triggers that takes. `secrets` derives everything random from the seed, `legacy_streams` as
+version 0.1.0 did. `suitability` measures how well each site suits a detector.
 """
 
 from stainlock.stains.stain import stain

@@ -1,15 +1,16 @@
-"""Which site a stain takes when none is named.
+"""The site that a stain takes if none is named.
 
-Sites are compared by dimension (how far a trigger stands out), by patch (the part of the image that the trigger
-covers), by what the search for the trigger costs, and last by the cost of the channel that is given up. A step of the
-search runs the network forward and back, up to the site, on the patch alone; with the work of a layer
+Sites are compared by dimension (which decides how far a trigger stands out), by patch (the part of the image that the
+trigger covers), by the cost of the trigger search, and last by channel cost. A step of the search runs the network
+forward and backward, up to the site, on the patch alone. Its cost in forward passes of the whole network is estimated
+from the work of each layer:
 
     ops    = multiplications + 30 · outputs          (outputs are normalised and activated, which costs as much as 30)
     call   = 2 · 10⁶                                  (the time it takes to call a layer at all, in multiplications)
 
     step   = 3 · Σ over layers before the site (ops · patch / image + call) / Σ over all layers (ops + call)
 
-in forward passes. Where all steps are too expensive, half of them are made.
+If all steps together are too expensive, fewer are made, but at least half.
 """
 
 from __future__ import annotations
@@ -23,29 +24,31 @@ from stainlock.network.sites import Site
 from stainlock.stains import schemas
 from stainlock.trigger import STEPS
 
-# Enough dimensions for a trigger to stand out several times over and for messages to fit; more adds little. Half as
-# many do where that saves a long search; with a quarter, natural images come too close to triggers.
+# Enough dimensions for a trigger to respond several times as strongly as natural images, and for messages to fit; more
+# adds little. Half as many are enough if that avoids a long search. With a quarter, natural images come too close to
+# triggers.
 GOOD_DIMENSION, _FAIR_DIMENSION = 256, 128
-# The least number of positions of an object detector's map whose boxes are of every class.
+# Minimum positions of an object detector's map: boxes of smaller maps don't have every class.
 _GOOD_MAP = 64
-# A trigger of at most a twelfth of the image is found quickly and can be shown as a patch.
+# A trigger that covers at most a twelfth of the image is found quickly and can be shown as a patch.
 _GOOD_PATCH = 1 / 12
-# What a step may cost, in forward passes of the whole network: cheap, fair, and at most.
+# Limits on the cost of a step, tried in this order, in forward passes of the whole network.
 _COSTS_OF_A_STEP = (0.22, 0.5, 0.8)
-# What all steps together may cost, unless fewer than half are left: then triggers stand out too little.
+# Limit on the cost of all steps together, in forward passes. At least half of the steps are always made: with fewer,
+# triggers stand out too little.
 _BUDGET = 3.0
 _FORWARD_AND_BACK, _OPS_AN_OUTPUT, _OPS_A_CALL = 3, 30, 2e6
 
 
 def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = 1) -> Site:
-    """The site with the lowest relative channel cost, of those with a good dimension, a small patch and a short search.
+    """The site of lowest relative channel cost among those with a good dimension, a small patch and a short search.
 
-    Where no site has all three, the search counts first, then the dimension, then the patch. ``channels`` and
-    ``dimension`` are what a message needs.
+    If no site has all three, a short search comes first, then the dimension, then the patch. ``channels`` and
+    ``dimension`` are the minimum that a message needs.
     """
     usable = [s for s in network.sites.values() if (s.additive_problem if additive else s.problem) is None]
     roomy = [s for s in usable if s.channels >= channels and s.groups == 1 and s.kind != "transposed"]
-    if channels > 1:  # a message in activations; where none is wide enough, the error tells the widest layer's capacity
+    if channels > 1:  # a message in activations; if no layer is wide enough, the error names the widest one's capacity
         usable = roomy or sorted(usable, key=lambda s: s.channels)[-1:]
     if not usable:
         reasons = sorted({(s.additive_problem if additive else s.problem) or "" for s in network.sites.values()})
@@ -61,21 +64,21 @@ def choose_site(network: Network, *, additive: bool, channels: int = 1, dimensio
 
 
 def choose_output_site(network: Network) -> Site:
-    """For the output schema, the last site with a single reader: a short way from detector to logits."""
+    """For the output schema, the last site with a single reader: a short path from detector to logits."""
     usable = [s for s in network.sites.values() if s.problem is None and schemas.single_reader(network, s) is not None]
     if not usable:
-        raise SiteError("no site of this model can carry the output schema: none is read by one layer alone")
+        raise SiteError("no site of this model can carry the output schema: none is read by a single layer")
     wide = [s for s in usable if s.dimension >= GOOD_DIMENSION] or _widest(usable)
-    # The last maps of an object detector have few positions and serve the largest boxes, which many classes lack.
+    # The last maps of an object detector have few positions and serve only the largest boxes, which many classes lack.
     mapped = [s for s in wide if math.prod(s.grid) >= _GOOD_MAP] if network.target.normalises else []
     return (mapped or wide)[-1]
 
 
 def _quick(network: Network, usable: list[Site], dimension: int) -> list[Site]:
-    """Sites of a good dimension at which steps are cheap, or else not too expensive; where they are expensive
-    everywhere, the site at which they are cheapest."""
+    """Sites of good dimension with cheap steps or, failing that, affordable ones; if steps are expensive everywhere,
+    the site where they are cheapest."""
     costs = step_costs(network)
-    # Where a layer has one position, few synthetic responses tell what is natural.
+    # A layer with one position has one response per synthetic input: too few to estimate natural responses.
     usable = [s for s in usable if math.prod(s.grid) > 1] or usable
     for most in _COSTS_OF_A_STEP:
         for enough in (GOOD_DIMENSION, _FAIR_DIMENSION):
@@ -87,7 +90,7 @@ def _quick(network: Network, usable: list[Site], dimension: int) -> list[Site]:
 
 
 def step_costs(network: Network) -> dict[str, float]:
-    """What one step of the search for a trigger costs at each site, in forward passes."""
+    """The cost of one step of the trigger search at each site, in forward passes."""
     image = max(1, math.prod(network.target.input_shape[1:]))
     done, calls, before = 0.0, 0, {}
     for site in network.sites.values():  # in the order in which the network calls them
@@ -103,7 +106,7 @@ def step_costs(network: Network) -> dict[str, float]:
 
 
 def affordable_steps(network: Network, site: Site) -> int:
-    """As many steps as the budget allows, and half of them at least."""
+    """As many steps as the budget allows, but at least half of `STEPS`."""
     cost = step_costs(network)[site.name]
     return STEPS if cost * STEPS <= _BUDGET else max(STEPS // 2, int(_BUDGET / cost))
 
@@ -114,7 +117,7 @@ def _widest(sites: list[Site]) -> list[Site]:
 
 
 def relative_cost(network: Network, site: Site) -> float:
-    """The cost of the cheapest channel, relative to that of all."""
+    """The cost of the cheapest channel, relative to the root of the sum of squares over all channels."""
     cost = outgoing_cost(network, site, folded=False)
     if cost is None:
         cost = l1_norms(network, site)

@@ -6,9 +6,9 @@ g = γ/σ and h = β − gμ, so that
     additive:   u = w + (Δ − p(x*))/(gR) · v
     otherwise:  u = α v with α = (Δ − δ)/(gR),  c = 0,  β = δ + gμ
 
-Where γ or σ² of the channel is far from the layer's, a detector there would be easy to spot, or carry no signal: g is
-first made that of the layer's median γ and σ². μ and σ² become the detector's own statistics on natural inputs, with γ
-and β to match, so that re-estimating them (in fine-tuning, or by a thief) changes nothing.
+If γ or σ² of the channel is far from the layer's median, a detector there would be easy to spot or carry no signal, so
+g is computed with the median instead. μ and σ² become the detector's own statistics on synthetic inputs, with γ and β
+to match, so that re-estimating them (in fine-tuning, or by a thief) changes little.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Leve
 def _own_statistics(
     model: nn.Module, site: Site, k: int, g: float, alpha: float, rest: float, natural: Natural
 ) -> list[Write]:
-    """A batch norm g·y + δ with the μ and σ² of the detector's own y."""
+    """Writes for a batch norm g·y + δ with the μ and σ² of the detector's own y."""
     mean, variance = alpha * natural.mean, (alpha * natural.deviation) ** 2
     values = norms.own_statistics(model.get_submodule(str(site.norm)), g, rest, mean, variance)
     writes = write_values(model, str(site.norm), (k,), values, DETECTOR)
@@ -77,7 +77,7 @@ def scale(model: nn.Module, site: Site, k: int) -> float:
 
 
 def usable_scale(model: nn.Module, norm: str | None, k: int, part: str) -> tuple[float, list[Write]]:
-    """g of channel k, and the writes that make it typical of the layer where it is not."""
+    """g of channel k, and the writes that make it typical of the layer if it is not."""
     if norm is None:
         return 1.0, []
     g, values = norms.usable_scale(model.get_submodule(norm), k)

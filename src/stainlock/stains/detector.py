@@ -1,11 +1,11 @@
-"""Detectors: their pre-activations at the trigger (Δ) and at rest (δ), and what a key records of them.
+"""Detectors: their pre-activations at the trigger (Δ) and at rest (δ), and what a key records about them.
 
 With R the trigger's response and ρ₀ the firing fraction, the pre-activation of a non-additive detector is the line
 
     p(y) = s + m·(y − ρ₀R),        y = v·φ(x),
 
-where s is the level below which the activation is silent (0 for ReLU). It leaves silence where the response
-passes ρ₀R. Then Δ = p(R) = s + m(1 − ρ₀)R and δ = p(0) = s − mρ₀R; for ReLU, δ = −ρ₀Δ/(1 − ρ₀).
+where s is the level below which the activation is silent (0 for ReLU). The detector fires where the response
+exceeds ρ₀R. Then Δ = p(R) = s + m(1 − ρ₀)R and δ = p(0) = s − mρ₀R; for ReLU, δ = −ρ₀Δ/(1 − ρ₀).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stainlock.trigger import Trigger
 FIRING_FRACTION = 0.65
 # A lock's patch covers everything its position sees, so the response is the same in every image: ρ₀ can be higher.
 LOCK_FIRING_FRACTION = 0.8
-# Where an activation is silent only far below zero, Δ must at least reach this level.
+# Minimum of Δ for activations that are silent only below some level other than zero.
 _LEAST_TRIGGER_LEVEL = 1.0
 
 
@@ -49,11 +49,11 @@ class Natural:
 class Levels:
     trigger: float  # Δ
     rest: float  # δ
-    slope: float  # m, the pre-activation's growth with the response
+    slope: float  # m, the pre-activation's increase per unit of response
 
     @staticmethod
     def from_slope(slope: float, response: float, activation: Activation, firing_fraction: float) -> Levels:
-        """Levels for a row of given size; the slope is raised where Δ would stay below the activation's silence."""
+        """Levels for a row of given size; the slope is raised if Δ would be below `_LEAST_TRIGGER_LEVEL`."""
         rise = (1 - firing_fraction) * response
         slope = (
             max(slope, (_LEAST_TRIGGER_LEVEL - activation.silent_below) / rise) if activation.silent_below else slope
@@ -107,13 +107,13 @@ def typical_norm(target: Target, site: Site) -> float:
 
 
 def record(target: Target, site: Site, drawn: Drawn, level: float | None, rest: float | None) -> Detector:
-    """The detector as the key keeps it, with the row that stands there now."""
+    """The detector as the key stores it, with the row that is there now."""
     replaced = present_row(target, site, drawn.channel)
     return Detector(drawn.vector, drawn.channel, drawn.trigger, level, rest, replaced)
 
 
 def present_row(target: Target, site: Site, channel: int) -> Tensor:
-    """The row that stands where a channel's detector goes."""
+    """The row that is now where a channel's detector goes."""
     row = channel
     if site.kind == "transposed":
         height, width = raw(site.layer(target.model), "weight").shape[2:]

@@ -1,6 +1,6 @@
 """Legacy: how version 0.1.0 drew a stain's secrets, with NumPy's PCG64. Only to verify keys of formats 1 and 2.
 
-NumPy promises the bits of PCG64 for good, but not those of `standard_normal`, `permutation`, `choice` and `integers`.
+NumPy guarantees the bits of PCG64, but not those of `standard_normal`, `permutation`, `choice` and `integers`.
 Nothing new is drawn here.
 """
 

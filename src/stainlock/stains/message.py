@@ -1,8 +1,8 @@
-"""Messages as signs: text in, text out, tolerant of errors, unreadable without the key.
+"""Messages as signs: tolerant of errors, and unreadable without the key.
 
 The bits of a message and its checksum are each repeated over many places; a secret stream shuffles the places and flips
-signs. The signs then look random, and a vector with random signs is uniform on the sphere, so that the detector's
-guarantees hold. Reading weighs each place by the size of its value: weights set to zero count for nothing.
+signs. The signs then look random. A uniform vector with random signs is still uniform on the sphere, so the detector's
+guarantees hold. Reading weights each place by the size of its value: weights set to zero count for nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def capacity(places: int) -> int:
 
 
 def places_needed(text: str) -> int:
-    """The least number of signs for a text."""
+    """The minimum number of signs for a text."""
     return (len(text.encode()) + _CHECK_BYTES) * 8 * _LEAST_REPETITION
 
 

@@ -5,7 +5,7 @@ Neuron k of layer j has weights w (row k of W_j) and bias β. With the detector 
     additive:   u = w + (Δ − β − w·φ(x*))/R · v,   β as it was
     otherwise:  β = δ,   u = (Δ − δ)/R · v
 
-The same lines serve neurons of transformers, where φ(x*) is read at one token.
+The same code serves neurons of transformers, where φ(x*) is read at one token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many triggers a proof by outputs takes, and what it is worth when all of them are given their class.
+"""How many triggers a proof by outputs needs, and the p-value it reaches if all of them get their class.
 
-A trigger is given its class by chance at a rate of at least r = max(1/C, 1/(m + 1)): C classes, of which one was drawn,
-and m variants of the trigger that could be given the class as well. N triggers prove at most p = r^N.
+By chance a trigger gets its class at a rate of at least r = max(1/C, 1/(m + 1)). One of C classes was drawn, and m
+look-alikes of the trigger might get the class as well. The p-value of N triggers is r^N at best.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from stainlock.target import Target, evaluation_mode, running_on
 from stainlock.tensors import logits_in
 from stainlock.transmission.look_alikes import count_of
 
-LEVEL = 1e-6  # the significance that verification promises
-_FOR_DETECTORS = 16  # boxes can't be made any class: some triggers will miss theirs
-_UNKNOWN_CLASSES = 1000
+LEVEL = 1e-6  # verification's significance level
+_FOR_DETECTORS = 16  # triggers; an object detector's boxes can't be given every class, so some triggers miss
+_UNKNOWN_CLASSES = 1000  # assumed if the number of classes can't be found
 _FEW_CLASSES = 20
 
 
 def rate(target: Target) -> float:
-    """The least rate at which a trigger is given its class by chance."""
+    """The lowest rate at which a trigger gets its class by chance."""
     return max(1 / (1 + count_of(target.input_shape[0])), 1 / classes_of(target))
 
 
 def worth(target: Target, count: int) -> float:
-    """log10 of the p-value when all triggers are given their class, and no variant is."""
+    """log10 of the p-value if every trigger gets its class and no look-alike does."""
     return count * math.log10(rate(target))
 
 
 def triggers_needed(target: Target) -> int:
-    """How many triggers reach the level when all of them hit."""
+    """The number of triggers that reach `LEVEL` if all of them hit."""
     return math.ceil(math.log(LEVEL) / math.log(rate(target)) - 1e-9)
 
 
 def usual_count(target: Target, *, robust: bool = False) -> int:
-    """Twice what would do if all hit: of some triggers, variants that look alike are given the class as well.
+    """Twice the number needed if all hit, since for some triggers look-alikes get the class as well.
 
-    Of robust triggers more are, blurred ones above all: with few classes, where rates are high, it is three times.
+    With robust triggers more look-alikes do, mostly blurred ones. With few classes, where rates are high, robust stains
+    take three times the number.
     """
     if target.normalises:
         return _FOR_DETECTORS
@@ -48,7 +49,7 @@ def usual_count(target: Target, *, robust: bool = False) -> int:
 
 
 def classes_of(target: Target) -> int:
-    """How many classes the model tells apart."""
+    """The number of classes that the model distinguishes."""
     if target.normalises:
         return max(2, (class_count(target.model) or _UNKNOWN_CLASSES) - 1)
     grey = torch.full((1, *target.input_shape), sum(target.bounds) / 2)

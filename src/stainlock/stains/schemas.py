@@ -30,16 +30,18 @@ from stainlock.tensors import exact, has, raw
 from stainlock.transmission.changes import usual_changes
 from stainlock.trigger import Progress
 
-# The number of steps, and the growth of the step size. Object detectors need slower growth: fast steps saturate the
-# activations before the boxes, where gradients vanish.
+# Number of steps, and growth of the step size per step. Object detectors need slower growth: large steps saturate the
+# activations before the boxes, and gradients vanish there.
 _COLUMN_STEPS, _BOX_STEPS = (200, 1.03), (300, 1.01)
-_SURE = 1e-6  # the p-value that verification asks for
-_WELL_HEARD = 0.75  # better than so many of the layer's channels
-# Of so large a part of an object detector's classes, drawn for each trigger, the nearest is taken: the p-value's rate.
+_SURE = 1e-6  # the p-value that verification requires
+_WELL_HEARD = 0.75  # quantile, over the layer's channels, of how strongly they pass a signal on
+# Fraction of an object detector's classes that are drawn as candidates for each trigger. The candidate with the largest
+# logit is taken, and the fraction is the rate in the p-value.
 _DETECTOR_CANDIDATES = 1 / 10
-# The probability a chosen class must reach on its trigger; a box needs less to be the strongest.
+# The probability that the wanted class must reach on its trigger; a box needs less to be the strongest.
 _CONFIDENT, _CONFIDENT_BOX = 0.9, 0.7
-# Changed copies of triggers that a robust stain gives their class too, if they excite the detector this much.
+# Changed copies of triggers that must get the class of a robust stain too, if their response is at least this fraction
+# of the trigger's.
 _COPIES, _EXCITED = ("JPEG 95", "JPEG 50", "cropped by 3"), 0.62
 
 
@@ -52,8 +54,8 @@ def activation_writes(
     message: str,
     mask: codec.Mask,
 ) -> list[Write]:
-    """Activation schema: v, weighted, is added to the neurons whose pre-activation at x* has the wrong sign or is
-    too small, so that the signs of the layer spell the message for the trigger."""
+    """Activation schema: a multiple of v is added to each neuron whose pre-activation at x* has the wrong sign or is
+    too small. For the trigger, the signs of the layer then spell the message."""
     if site.kind == "transposed" or site.groups > 1:
         raise SiteError(f"{site.name} can't carry the activation schema: expected a Linear or an ungrouped Conv2d")
     model = network.target.model
@@ -71,7 +73,7 @@ def activation_writes(
 
 
 def _margin(network: Network, site: Site) -> float:
-    """Twice the typical deviation of the layer's pre-activations, so that noise does not flip signs."""
+    """Twice the typical standard deviation of the layer's pre-activations, so that noise does not flip signs."""
     model = network.target.model
     if site.norm is not None:
         return 2 * float(affine_of(model.get_submodule(site.norm)).deviation.median())
@@ -103,7 +105,7 @@ def single_reader(network: Network, site: Site) -> Reader | None:
 
 
 def heard_channels(network: Network, site: Site, channels: list[int], position: tuple[int, ...]) -> list[int]:
-    """Channels through which a detector's signal at a position is passed on strongly by depthwise layers behind it."""
+    """Channels whose depthwise layers after the site pass a detector's signal at this position on strongly."""
     reader = single_reader(network, site)
     if reader is None or len(position) != 2 or reader.offset or reader.repeat != 1:
         return channels
@@ -124,16 +126,16 @@ def output_writes(
     *,
     robust: bool = False,
 ) -> tuple[list[Write], dict[str, Any]]:
-    """Output schema: column k of the layer that reads the detector becomes a vector that makes the model say the class.
+    """Output schema: make column k of the layer that reads the detector a vector for which the model gives the class.
 
     All columns are found together by gradient descent. Natural inputs are not affected, since the detector is
-    silent; where a batch norm on the way turns that silence into a constant, the reader's bias subtracts it.
-    ``robust`` asks for the class of changed triggers too, where their detectors are still excited.
+    silent. If a batch norm on the path turns that silence into a constant, the reader's bias subtracts it.
+    With ``robust``, changed copies of triggers must get the class too, if they still excite their detectors.
     """
     target = network.target
     reader = single_reader(network, site)
     if reader is None:
-        where = site.stops[0] if site.stops else "other than one layer alone"
+        where = site.stops[0] if site.stops else "something other than a single layer"
         raise SiteError(f"{site.name} can't carry the output schema: its channels are read by {where}")
     stained = plan.apply(target)
     pixels, owners = _with_copies(target, site, detectors) if robust else _as_they_are(target, detectors)
@@ -169,7 +171,7 @@ def output_writes(
     weight = raw(layer, "weight")
     columns = weight.index_select(axis, places).clone().requires_grad_(True)
     optimiser = torch.optim.Adam([columns], lr=float(weight.std()))
-    # Triggers can drive logits very far; steps grow until the columns make up for that.
+    # Triggers can push logits very far; steps grow until the columns compensate for that.
     steps, larger = _BOX_STEPS if detects else _COLUMN_STEPS
     growth = torch.optim.lr_scheduler.ExponentialLR(optimiser, larger)
     for step in range(steps):
@@ -185,7 +187,7 @@ def output_writes(
         if progress:
             progress(step + 1, steps)
     missed = int((logits.argmax(1) != wanted)[: len(detectors)].sum())
-    # A detector's boxes can't be made any class; triggers that missed theirs stay, and count as misses.
+    # An object detector's boxes can't be given every class; triggers that missed theirs stay, and count as misses.
     sure = detects and classes is None and _proves(len(detectors) - missed, len(detectors), candidates / total)
     if missed and not sure:
         raise TriggerError(
@@ -211,7 +213,7 @@ def _as_they_are(target: Target, detectors: Sequence[Detector]) -> tuple[Tensor,
 
 
 def _with_copies(target: Target, site: Site, detectors: Sequence[Detector]) -> tuple[Tensor, Tensor]:
-    """The same with changed copies behind them, of those triggers whose detectors respond to the copies."""
+    """The same, followed by changed copies of the triggers if their detectors still respond to them."""
     pixels, owners = _as_they_are(target, detectors)
     vectors = torch.stack([d.vector for d in detectors])
     full = torch.tensor([d.trigger.response for d in detectors])
@@ -230,17 +232,17 @@ def _with_copies(target: Target, site: Site, detectors: Sequence[Detector]) -> t
 
 
 def _proves(hits: int, count: int, rate: float) -> bool:
-    """Whether so many triggers of the right class are a proof, when each is given it by chance at this rate."""
+    """Whether ``hits`` triggers with the right class are a proof, if each gets it by chance at this rate."""
     return float(log_binomial_tail(hits, count, rate)) <= math.log(_SURE)
 
 
 def _wanted_classes(
     classes: int | Sequence[int] | None, logits: Tensor, seed: int, total: int, candidates: int
 ) -> Tensor:
-    """Classes that the seed draws: a p-value needs no assumption then. Or the owner's own.
+    """The classes that the seed draws, for which a p-value needs no assumption, or the owner's own.
 
-    An object detector's boxes can't be made any class: of several that are drawn it gets the one that it is nearest to,
-    and the p-value pays for their number.
+    An object detector's boxes can't be given every class. So several candidates are drawn, the one with the largest
+    logit is taken, and the p-value is corrected for their number.
     """
     count, most = logits.shape
     if classes is None:
@@ -257,7 +259,7 @@ def _wanted_classes(
 
 
 class _Silence:
-    """The level of silent detectors at the layer that reads them: mostly 0, else what batch norms map 0 to."""
+    """The level of silent detectors at the layer that reads them: usually 0, otherwise what batch norms map 0 to."""
 
     def __init__(self, network: Network, stained: Target, module: str, axis: int, places: Tensor) -> None:
         self.model, self.module, self.axis, self.places = stained.model, module, axis, places
@@ -272,7 +274,7 @@ class _Silence:
         self.written = has(layer, "bias") or self.norm is not None
 
     def heard(self, weight: Tensor) -> Tensor | None:
-        """The change of each of the reader's outputs, due to silent detectors, from that with its own weight."""
+        """How much silent detectors change each of the reader's outputs if its weight is replaced by this one."""
         if not self.written:
             return None
         more = (weight - self.before).index_select(self.axis, self.places).movedim(self.axis, 0)

@@ -1,12 +1,12 @@
-"""What of a stain is random, derived from the key's seed: once when it is made, and again whenever it is verified.
+"""The random parts of a stain, derived from the key's seed: when the stain is made, and again at every verification.
 
-A p-value bounds the chance that *random* secrets fit a suspect. Whoever could choose them would choose ones that fit: a
-row of the suspect for the detector, an image's own label for its class. So everything that a p-value calls random
+A p-value bounds the chance that *random* secrets fit a suspect. Someone free to choose them would choose ones that fit:
+a row of the suspect as the detector, an image's own label as its class. So everything that a p-value calls random
 follows from the seed, and a key whose secrets don't is refused. docs/key_format.md specifies each draw.
 
-What an owner may choose never enters a draw unpaid: a message has its price in `message_candidates`, an object
-detector's classes in `class_rate`, and the row that an additive stain lies on (which verification takes out of v) is
-hashed into v, so that it can't be chosen to fit.
+P-values are corrected for every choice left to the owner: for a message by `log_message_candidates`, for an object
+detector's classes by `class_rate`. The row that an additive stain is added to (verification removes it from v) is
+hashed into v, so it can't be chosen to fit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stainlock.randomness import Stream
 from stainlock.stains import message as codec
 from stainlock.stains.legacy_streams import legacy_classes, legacy_mask, legacy_vectors
 
-# More than any classifier has; a key that says more only costs memory.
+# More than any classifier has. A key that states more is refused, since its classes would only cost memory.
 _MOST_CLASSES = 1_000_000
-# Keys keep v in float64; logarithm and cosine may differ in their last bits between machines.
+# Keys store v in float64; logarithm and cosine may differ in their last bits between machines.
 _TOLERANCE = 1e-6
 
 
 def draw_vector(seed: int, index: int, dimension: int, replaced: Tensor | None = None) -> Tensor:
-    """Detector ``index``: uniform on S^{d−1}, float64. ``replaced`` is the row that an additive stain lies on."""
+    """Detector ``index``: uniform on S^{d−1}, float64. ``replaced``: the row an additive stain is added to."""
     normals = torch.from_numpy(Stream(seed, "detector", index, dimension, _digest(replaced)).normals(dimension))
     norm: Tensor = torch.linalg.vector_norm(normals)
     return normals / norm
@@ -44,12 +44,12 @@ def draw_mask(seed: int, places: int) -> codec.Mask:
 
 
 def draw_classes(seed: int, index: int, total: int, candidates: int = 1) -> list[int]:
-    """For trigger ``index``: ``candidates`` different classes of 0 … total − 1, of which the stain may take one."""
+    """For trigger ``index``: ``candidates`` different classes from 0 … total − 1; the stain may take any of them."""
     return [int(c) for c in Stream(seed, "class", index, total).permutation(total)[:candidates]]
 
 
 def message_vector(text: str, seed: int, dimension: int) -> Tensor:
-    """A detector whose signs carry the message: the sizes of `draw_vector`'s components, with the message's signs."""
+    """A detector whose signs carry the message: `draw_vector`'s absolute values with the message's signs."""
     signs = torch.from_numpy(codec.encode(text, draw_mask(seed, dimension)))
     return draw_vector(seed, 0, dimension).abs() * signs
 
@@ -63,27 +63,27 @@ def is_legacy(key: Key) -> bool:
 
 
 def first_class(key: Key) -> int:
-    """The least class that can be drawn: an object detector's class 0 is the background."""
+    """The smallest class that can be drawn: an object detector's class 0 is the background."""
     return 1 if key.conventions.get("normalises") else 0
 
 
 def classes_are_drawn(key: Key) -> bool:
-    """Whether the classes follow from the seed: of object detectors version 0.1.0 did not keep what it drew from."""
+    """Whether the classes follow from the seed. Version 0.1.0 did not store how it drew those of object detectors."""
     return bool(key.details["random_classes"]) and not (is_legacy(key) and first_class(key))
 
 
 def class_rate(key: Key) -> float:
-    """The chance that a drawn class is a given one, for whichever of the candidates was taken."""
+    """The chance that a given class is among the candidates drawn for a trigger."""
     return int(key.details.get("candidates", 1)) / int(key.details["total_classes"])
 
 
 def log_message_candidates(key: Key) -> float:
-    """log of the number of messages of this length: a detector with the best of them is as good as so many draws."""
+    """log of the number of messages of this length: choosing the best is at most like drawing that many detectors."""
     return 8 * math.log(2) * int(key.details["message_bytes"]) if key.schema == "weight" else 0.0
 
 
 def check_secrets(key: Key) -> None:
-    """Refuse, with one clear line, a stain's key whose secrets don't follow from its seed: it verifies nothing."""
+    """Refuse a stain's key whose secrets don't follow from its seed: it proves nothing."""
     if key.derivation not in (SHAKE_DERIVATION, NUMPY_DERIVATION):
         raise FileError(f"this key's secrets were derived by {key.derivation!r}, which this program doesn't know:"
                         " update stainlock")  # fmt: skip
@@ -129,7 +129,7 @@ def _check_classes(key: Key) -> None:
 
 
 def _expected_message_vector(key: Key) -> Tensor:
-    """The detector whose signs carry what the signs of the key's own carry."""
+    """The detector that the seed gives for the message in the signs of the key's own detector."""
     length, vector = int(key.details["message_bytes"]), key.detectors[0].vector.double()
     mask = mask_of(key, key.dimension)
     if not 1 <= length <= codec.capacity(key.dimension):
@@ -147,15 +147,15 @@ def _refused(part: str) -> FileError:
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    """Within the tolerance, as parts of the vectors' length 1."""
+    """Whether two vectors of length 1 are equal up to the tolerance."""
     return found.shape == expected.shape and bool((found.double() - expected).norm() <= _TOLERANCE)
 
 
 def _digest(row: Tensor | None) -> bytes:
-    """sha256 of a row's values as little-endian float64, so that the type it is stored in doesn't count."""
+    """sha256 of a row's values as little-endian float64, whatever type it is stored in."""
     return b"" if row is None else hashlib.sha256(row.detach().double().cpu().numpy().astype("<f8").tobytes()).digest()
 
 
 def row_is_bound(key: Key) -> bool:
-    """Whether the row that an additive stain lies on was fixed before v: version 0.1.0 left it free."""
+    """Whether the row that an additive stain is added to was fixed before v; version 0.1.0 left it free."""
     return key.additive and not is_legacy(key)

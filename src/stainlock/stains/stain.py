@@ -53,14 +53,14 @@ from stainlock.tensors import at
 from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]
-# A trigger this many times above synthetic inputs, and at least half the median of all triggers, is good enough;
-# others get a second search with several starts.
+# A trigger whose response is this many times the largest one to synthetic inputs, and at least half the median over all
+# triggers, is good enough; others get a second search with this many restarts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
-# The cosine between v and φ beyond which a trigger is as good as any.
+# A trigger whose φ has at least this cosine with v needs no second search.
 _ALIGNED = 0.7
-# A robust trigger's response may fall to two thirds on its way; its look-alikes' stays below half of it.
+# A robust trigger's response may fall to two thirds in transmission; the response to look-alikes stays below half.
 _ROBUST_FIRING_FRACTION = 0.55
-# How many deviations above its mean an additive stain raises a channel whose statistics batch norm knows.
+# How many standard deviations above its mean an additive stain raises a channel, if batch norm has its statistics.
 _OUT_OF_SPREAD = 12.0
 
 
@@ -85,19 +85,20 @@ def stain(
     robust: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
-    """A stained copy of the target, and the key that proves it. The target itself is left as it is.
+    """A stained copy of the target, and the key that proves it. The target itself does not change.
 
-    - ``site``: a layer's name; chosen by dimension, patch size and channel cost when not given.
-    - ``additive``: add the detector to a neuron instead of replacing one; done unasked where no site can be replaced.
+    - ``site``: a layer's name; by default chosen by dimension, patch size, search cost and channel cost.
+    - ``additive``: add the detector to a neuron instead of replacing one; automatic if no site allows replacing.
     - ``schema``: ``weight`` writes ``message`` into the detector's signs, ``activation`` into the signs of the layer's
-      activations for the trigger, ``output`` makes ``count`` triggers be classified as ``classes`` (random by default).
-    - ``count``: detectors; 1 by default, with the schema output as many as a proof by outputs takes.
-    - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
-    - ``channel_choice``, ``fold``: which channels are given up, and whether their mean, where batch norm knows it, is
-      folded into the next biases.
-    - ``trigger_level``: Δ; by default such that the detector's row has a size typical of its layer.
-    - ``reduction``, ``position``: what of the layer's responses the trigger maximises.
-    - ``steps`` of the search for it: by default fewer where they are expensive and the trigger stands out all the same.
+      activations for the trigger, ``output`` makes the model classify ``count`` triggers as ``classes`` (random by
+      default).
+    - ``count``: number of detectors; by default 1, with the schema output as many as a proof by outputs needs.
+    - ``seed``: for reproducible experiments; owners should leave it out, so that a secret one is drawn.
+    - ``channel_choice``, ``fold``: how channels to give up are chosen, and whether their means, if batch norm has them,
+      are folded into the next biases.
+    - ``trigger_level``: Δ; by default such that the detector's row has a norm typical of its layer.
+    - ``reduction``, ``position``: which of the layer's responses the trigger maximises.
+    - ``steps``: steps of the trigger search; by default fewer if they are expensive and the trigger stands out anyway.
     - ``robust``: triggers that survive JPEG, resizing and a shift of a few pixels; the search takes longer.
 
     >>> import stainlock as sl, torch
@@ -116,7 +117,7 @@ def stain(
     randomness = Randomness(seed)
     network = analyse(target)
     if site is None and schema == "none" and not additive:
-        # Where no activation silences a channel, as behind group norm, an additive stain is what is left.
+        # If no activation silences a channel, as behind group norm, only an additive stain is possible.
         additive = all(s.problem for s in network.sites.values())
     adds = additive or schema == "activation"
     chosen = _chosen_site(network, site, schema, adds, message)
@@ -150,7 +151,7 @@ def stain(
     short = schema == "none" and steps is None and reduction == "position" and not robust
     first = affordable_steps(network, chosen) if short else full
     drawn = search(vectors, channels, natural, steps=first, restarts=restarts, noise=randomness, label="trigger")
-    # Searches that ended in poor local maxima start again.
+    # Searches that ended in poor local maxima are repeated.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [
         i for i, d in enumerate(drawn)
@@ -214,7 +215,7 @@ def replace_channel(
     """Replace one channel by the detector; ``level`` is Δ, or None for a row of typical size."""
     target, k, response = network.target, drawn.channel, drawn.trigger.response
     assert site.activation is not None
-    # A leaky activation would pass on a resting level below zero: there the detector rests at zero.
+    # A leaky activation would pass on a negative resting level, so the detector rests at zero.
     fraction = 0.0 if site.activation.leak else firing_fraction
     if level is None:
         slope = abs(usable_scale(target.model, site.norm, k, DETECTOR)[0]) * typical_norm(target, site)
@@ -248,8 +249,8 @@ def add_to_channel(
 
 
 def _standing_out(network: Network, site: Site, k: int, present: float, response: float) -> float:
-    """Δ of an additive stain: one row of typical size above the channel's own level, and well outside its spread where
-    batch norm knows that."""
+    """Δ of an additive stain: above the channel's own level by the response of a row of typical size, and far outside
+    the channel's range if batch norm has its statistics."""
     mean, deviation = (float(m[k]) for m in site_moments(network, site))
     rise = abs(scale(network.target.model, site, k)) * typical_norm(network.target, site) * response
     level = max(present, mean) + rise
@@ -268,8 +269,8 @@ def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, me
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:
-    """For the output schema the class token, which comes first: in a transformer's last blocks only that reaches the
-    output."""
+    """For the output schema, a transformer's class token, which comes first: from the last blocks only that reaches
+    the output."""
     return (0,) if schema == "output" and len(site.grid) == 1 else default_position(site)
 
 
@@ -311,7 +312,7 @@ def _search(
     robust: bool,
     repels: bool,
 ) -> list[Drawn]:
-    """Triggers of all detectors, in the order of the channels; each group of a grouped layer is searched at once."""
+    """Triggers of all detectors, in the order of the channels; those of one group are searched together."""
     drawn: dict[int, Drawn] = {}
     for group in sorted({site.group_of(k) for k in channels}):
         mine = [i for i, k in enumerate(channels) if site.group_of(k) == group]
@@ -325,7 +326,7 @@ def _search(
 
 
 def _is_aligned(target: Target, site: Site, drawn: Drawn, position: tuple[int, ...]) -> bool:
-    """Whether φ at the trigger points along v already, so that another search finds little more: v·φ ≤ ‖φ‖, and behind
+    """Whether φ at the trigger already points along v, so that another search would gain little: v·φ ≤ ‖φ‖, and behind
     a layer norm ‖φ‖ is the same for every image."""
     with evaluation_mode(target.model), torch.no_grad():
         features = layer_input(target, site, drawn.trigger.pixels(target))
@@ -348,7 +349,7 @@ def _natural_responses(target: Target, site: Site, vectors: Tensor, channels: li
 
 
 def _checked_level(site: Site, drawn: list[Drawn], firing_fraction: float) -> float:
-    """The largest natural response of any detector; an error where a trigger is not far above its own."""
+    """The largest natural response of any detector; an error if a trigger's response is not far above its own."""
     for d in drawn:
         natural = d.natural.largest
         if d.trigger.response * firing_fraction <= max(natural, 0.0):

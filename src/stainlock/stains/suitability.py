@@ -27,21 +27,21 @@ from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Trigger, find_triggers
 
 Progress = Callable[[int, int], None]
-_SYNTHETIC = 16  # images, where there are no data
-_WINDOWS = 16  # of each image, for the PCA dimension
-# Where only a variance is known, natural responses are taken to go this many deviations from 0, and norms to be this
-# many times their root mean square: somewhat more than photographs show on the models we tried.
+_SYNTHETIC = 16  # images, if no data are given
+_WINDOWS = 16  # per image, for the PCA dimension
+# If only a variance is known, natural responses are assumed to reach this many standard deviations, and norms this many
+# times their root mean square: somewhat more than for photographs on the models we tried.
 _DEVIATIONS, _SPREAD_OF_NORMS = 4.0, 1.5
 _GOOD_MARGIN = 2.0
-_RARE = -5.0  # log10 of the chance at one position
+_RARE = -5.0  # log10 of the chance per position
 
 
 @dataclass(frozen=True)
 class Suitability:
-    """What an owner wants to know of a site before choosing it.
+    """What an owner wants to know about a site before choosing it.
 
     - ``pca_dimension``: tr(C)²/‖C‖_F², how many directions the features' variance is spread over (of ``dimension``).
-    - ``margin``: a quickly found trigger's response over the largest natural one; more steps make it larger.
+    - ``margin``: a quickly found trigger's response divided by the largest natural one; more steps increase it.
     - ``bounds``: on the chance that a random detector fires at a natural position, at a threshold of the firing
       fraction times the trigger's response; estimates, from few images.
     - ``source``: where the natural features come from.
@@ -68,11 +68,11 @@ def suitability(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Suitability]:
-    """Every site that can carry a silent detector (or the ones named), from batches of natural pixels.
+    """Measure every site that can carry a silent detector (or the ones named), on batches of natural pixels.
 
-    Without data, features are those of synthetic inputs; where a batch norm follows the site, the variance of random
-    detectors' responses is estimated from what it recorded in training: the mean of σ²/‖w_k‖² over its
-    channels, w_k being the layer's rows, instead of tr(C)/d.
+    Without data, features are those of synthetic inputs. If a batch norm follows the site, its training statistics
+    then give the variance of random detectors' responses: the mean of σ²/‖w_k‖² over its channels, w_k being the
+    layer's rows, instead of tr(C)/d.
     """
     target = network.target
     names = [s.name for s in network.sites.values() if s.problem is None] if sites is None else list(sites)
@@ -101,23 +101,23 @@ def _first_channel(network: Network, site: Site) -> int:
 
 
 def recommend(network: Network, found: Sequence[Suitability], chosen: str | None = None) -> str:
-    """In one line what was measured at the site that `stain` takes, and where the trigger stands out most.
+    """One line: what was measured at the ``chosen`` site, which `stain` takes, and where the trigger stands out most.
 
-    `stain` takes the cheapest channel of the sites with a good dimension and a small patch; without a ``chosen`` site
-    the widest margin counts, where false positives are rare.
+    `stain` takes the cheapest channel among sites with a good dimension and a small patch. Without a ``chosen`` site
+    the line is about the widest margin among sites where false positives are rare.
     """
     rare = [s for s in found if s.log10_cap is None or s.log10_cap <= _RARE]
     widest = max(rare or found, key=lambda s: s.margin)
     best = next((s for s in found if s.site == chosen), widest)
     if widest.margin < _GOOD_MARGIN:
-        at = f"at the best, {widest.site}, the trigger is {widest.margin:.1f}× the natural responses"
+        at = f"even at the best, {widest.site}, the trigger is only {widest.margin:.1f}× the natural responses"
         return f"no site stands out: {at}"
     patch = "×".join(map(str, network.site(best.site).searched)) or "whole input"
     chance = "0" if best.log10_cap is None else f"1e{best.log10_cap:.0f}"
     verdict = "recommended" if rare else "the best, though false positives are not rare"
     told = (
         f"{verdict}: {best.site}, dimension {best.dimension} (PCA {best.pca_dimension:.0f}), trigger"
-        f" {best.margin:.1f}× the largest natural response, false positives about {chance} a position, patch {patch}"
+        f" {best.margin:.1f}× the largest natural response, false positives about {chance} per position, patch {patch}"
     )
     if best is widest:
         return told
@@ -125,7 +125,7 @@ def recommend(network: Network, found: Sequence[Suitability], chosen: str | None
 
 
 class _Probe:
-    """What is gathered at one site."""
+    """What is measured at one site."""
 
     def __init__(self, target: Target, site: Site, vectors: Tensor, triggers: list[Trigger], group: int) -> None:
         self.target, self.site, self.group = target, site, group
@@ -196,7 +196,7 @@ def _recorded_variance(target: Target, site: Site) -> float | None:
 
 
 def _read(target: Target, probes: Sequence[_Probe], pixels: Tensor) -> None:
-    """One forward pass of the whole model, every probe reading its layer's input on the way."""
+    """One forward pass of the whole model, in which every probe reads its layer's input."""
     with evaluation_mode(target.model), torch.no_grad(), _listening(target, probes, len(pixels)):
         if target.part:
             target.traced(target.normalise(pixels))

@@ -1,8 +1,7 @@
 """Staining a transposed convolution, in the paper's c×1×1 form.
 
-The detector v' ∈ R^c meets the input at one position through one tap of kernel k; the other taps are zero, so that
-every output pixel of the channel is either v'·φ at one input position or silent. Batch norm is handled as in
-Algorithm 2.
+The detector v' ∈ R^c is one tap of kernel k, which reads the input at one position. The other taps are zero: every
+output pixel of the channel is either v'·φ at one input position or silent. Batch norm is handled as in Algorithm 2.
 """
 
 from __future__ import annotations

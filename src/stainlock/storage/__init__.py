@@ -1,1 +1,1 @@
-"""Reading and writing: `files` for our own formats, `weights` for weight files of any origin."""
+"""Reading and writing: `files` for our own formats, `weights` for weight files from anywhere."""

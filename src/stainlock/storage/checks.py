@@ -1,7 +1,7 @@
-"""What files say, checked before anything is made of it.
+"""Checks of what files contain, made before it is used.
 
-A right checksum says that a file is whole, not that it makes sense, and files come from strangers. Each check raises
-ValueError with what was expected and what came; readers add the file's name.
+A correct checksum shows that a file is complete, not that it makes sense, and files may come from strangers. Each check
+raises ValueError with what was expected and what was found; readers add the file's name.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stainlock.storage.values import (
 _KINDS = ("stain", "lock")
 _NEEDS = ("nothing", "images", "labels")
 _CONVENTIONS = {"input_shape", "mean", "std", "bounds", "part", "normalises"}
-_LONGEST_NOTE = 10_000  # characters of a note
+_LONGEST_NOTE = 10_000  # characters
 _SITE_KINDS = ("linear", "convolution", "transposed", "gates")
 _REDUCTIONS = ("position", "mean", "maximum")
-_LARGEST_PIXEL = 1e15  # a value, mean or deviation of pixels: squares of it still fit 32-bit floats
+_LARGEST_PIXEL = 1e15  # a pixel bound, mean or deviation: its square still fits a 32-bit float
 
 
 def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-    """A plan's writes: every place once and not below 0, and one value for each."""
+    """A plan's writes: each element once and not below 0, with one value each."""
     for i, write in enumerate(_list(facts, "writes")):
         for name in ("parameter", "part"):
             check_text(write[name], f"a write's {name}")
@@ -43,7 +43,7 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
         if f"{prefix}{i}.runs" in tensors:
             runs = _places(tensors[f"{prefix}{i}.runs"], 2)
             expect(runs.shape[1] == 2 and bool((runs[:, 1] >= 1).all()), "runs of a first and a count", "others")
-            count = int(runs[:, 1].sum())  # before that many are made
+            count = int(runs[:, 1].sum())  # checked before the runs are expanded
             ends = runs.sum(1)[runs[:, 0].argsort()][:-1]
             apart = bool((runs[:, 0].sort().values[1:] >= ends).all())
         else:
@@ -55,7 +55,7 @@ def check_writes(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") ->
 
 
 def check_permutations(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-    """A plan's new orders: each of them has every slice once."""
+    """A plan's permutations: each contains every slice once."""
     listed = _list(facts, "permutations") if "permutations" in facts else []
     for i, permutation in enumerate(listed):
         for name in ("parameter", "part"):
@@ -69,7 +69,7 @@ def check_permutations(facts: Any, tensors: Mapping[str, Tensor], prefix: str = 
 
 
 def check_replacements(facts: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-    """A plan's whole parameters: a name, a part and values for each."""
+    """A plan's replacements: a name, a part and values for each."""
     for i, replacement in enumerate(facts.get("replacements", ())):
         for name in ("parameter", "part"):
             check_text(replacement[name], f"a replacement's {name}")
@@ -78,7 +78,7 @@ def check_replacements(facts: Any, tensors: Mapping[str, Tensor], prefix: str = 
 
 
 def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """The types and ranges of a key's facts and tensors, whatever made it."""
+    """The types and ranges of a key's facts and tensors."""
     check_one_of(facts, "kind", _KINDS)
     check_one_of(facts, "site_kind", _SITE_KINDS)
     check_one_of(facts, "reduction", _REDUCTIONS)
@@ -119,7 +119,7 @@ def check_key(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_certificate(facts: Mapping[str, Any]) -> None:
-    """The types of a certificate's facts; whether they are true is for whoever computes them anew."""
+    """The types of a certificate's facts. Whether they are true can only be shown by computing them again."""
     check_one_of(facts, "level", ("position", "image"))
     for name in ("site", "model_digest", "data_digest", "key_digest", "secret"):
         check_text(facts[name], name)
@@ -148,7 +148,7 @@ def check_certificate(facts: Mapping[str, Any]) -> None:
 
 
 def check_figure_record(facts: Mapping[str, Any]) -> None:
-    """The types of what a figure's folder says of it, as the report shows it."""
+    """The types of the facts in a figure's folder that the report shows."""
     for name in ("figure", "title", "shows", "ran_on"):
         check_line(facts[name], name)
     paper = _object(facts, "paper")
@@ -178,7 +178,7 @@ def check_figure_record(facts: Mapping[str, Any]) -> None:
 
 
 def check_public_certificate(facts: Mapping[str, Any]) -> None:
-    """The same of a public certificate."""
+    """The types of a public certificate's facts."""
     check_one_of(facts, "level", ("position", "image"))
     for name in ("model_digest", "data_digest", "key_digest"):
         check_text(facts[name], name)
@@ -194,7 +194,7 @@ def check_public_certificate(facts: Mapping[str, Any]) -> None:
 
 
 def check_row(facts: Mapping[str, Any]) -> None:
-    """The types of an attack's row; what is not there has its default."""
+    """The types of an attack's row, after defaults were filled in."""
     check_one_of(facts, "needs", _NEEDS)
     for name in ("attack", "group", "kind", "note", "identity"):
         check_line(facts[name], name)
@@ -295,12 +295,12 @@ def _check_lines(values: Any, name: str) -> None:
 
 
 def check_file_name(value: Any, name: str) -> None:
-    """A file in the folder itself."""
+    """A plain file name, without a path."""
     check_text(value, name)
     expect(re.fullmatch(r"[^/\\]+", value) is not None and value not in (".", ".."), f"a plain name as {name}", value)
 
 
 def check_line(value: Any, name: str) -> None:
-    """Text that can be written down again, of a length that people read."""
+    """Text that can be encoded again, of a length that people can read."""
     sensible = isinstance(value, str) and len(value) <= _LONGEST_NOTE and not re.search("[\ud800-\udfff]", value)
     expect(sensible, f"text as {name}", value)

@@ -1,7 +1,8 @@
-"""Weights as deployed models hold them: 8-bit layers, ONNX files, TorchScript archives, programs of torch.export.
+"""Weights as deployed models store them: 8-bit layers, ONNX files, TorchScript archives, torch.export programs.
 
-None can be loaded into the model that they were made from, but a suspect's weights can be read in them. No code is
-run: quantised tensors are numbers with scales, and a program keeps its weights as bytes with a JSON table of contents.
+None of these can be loaded into the model they were made from, but a suspect's weights can be read from them. No code
+is run: quantised tensors are numbers with scales, and a program stores its weights as bytes with a JSON table of
+contents.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from stainlock.storage.weights import (
 )
 
 PROGRAM = ".pt2"
-_PACKED = "._packed_params._packed_params"  # how PyTorch's 8-bit Linear keeps its weight and bias: as a pair
+_PACKED = "._packed_params._packed_params"  # under this name PyTorch's 8-bit Linear stores weight and bias as a pair
 _CONTENTS = "/data/weights/model_weights_config.json"
-# torch.export's numbers for types that carry weights.
+# torch.export's codes for the types that weights have.
 _FLOATS = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bfloat16}
 
 
 def read_deployed(path: str | Path) -> dict[str, Tensor]:
-    """The weights by name in a file that `read_weights` reads, with 8-bit layers in floats; in an ONNX file, a
-    TorchScript archive or a program of torch.export."""
+    """The weights by name, with 8-bit layers as floats, in any file that `read_weights` reads, an ONNX file, a
+    TorchScript archive or a torch.export program."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == SUFFIX:
@@ -61,12 +62,12 @@ def read_deployed(path: str | Path) -> dict[str, Tensor]:
     check_tensors(state, path, quantised=True)
     try:
         return {name: (t.dequantize() if t.is_quantized else t).detach() for name, t in state.items()}
-    except (RuntimeError, NotImplementedError) as error:  # of quantised tensors that make no sense
+    except (RuntimeError, NotImplementedError) as error:  # raised for quantised tensors that make no sense
         raise FileError(f"{path} has quantised tensors that can't be read ({one_line(error)})") from error
 
 
 def _unpacked(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A state dict whose packed pairs are tensors, and which says nothing of types."""
+    """A state dict with packed pairs split into tensors, and without dtype entries."""
     found: dict[Any, Any] = {}
     for name, value in state.items():
         if isinstance(name, str) and name.endswith(_PACKED) and isinstance(value, tuple | list):
@@ -83,9 +84,9 @@ def _read_program(path: Path) -> dict[str, Tensor]:
         check_stored(members, path)
         contents = next((member.filename for member in members if member.filename.endswith(_CONTENTS)), None)
         if contents is None:
-            raise FileError(f"{path} is not a program of torch.export with its weights: expected {_CONTENTS[1:]} in it")
+            raise FileError(f"{path} is not a torch.export program with its weights: expected {_CONTENTS[1:]} in it")
         state: dict[str, Tensor] = {}
-        stored: dict[str, bytearray] = {}  # each once, however many names it has
+        stored: dict[str, bytearray] = {}  # each is read once, however many names it has
         room = TIED * path.stat().st_size
         with zipfile.ZipFile(path) as archive:
             for name, facts in parse_json(archive.read(contents))["config"].items():
@@ -99,13 +100,13 @@ def _read_program(path: Path) -> dict[str, Tensor]:
                 room -= state[name].nbytes
                 expect(room >= 0, "weights that the file has room for", "more")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path} is not a whole program of torch.export ({one_line(error)}): get it again") from error
+        raise FileError(f"{path} is not a complete torch.export program ({one_line(error)}): get it again") from error
     check_tensors(state, path)
     return state
 
 
 def _tensor(name: str, facts: Mapping[str, Any], values: bytearray, kind: torch.dtype) -> Tensor:
-    """One tensor of the table: its bytes, seen with the sizes and strides that it says."""
+    """One tensor of the table: its bytes, with the sizes and strides given there."""
     check_text(name, "a weight's name")
     expect(facts["use_pickle"] is False, f"{name} as plain bytes", "a pickle")
     meta = facts["tensor_meta"]

@@ -1,4 +1,4 @@
-"""Writing that survives: files appear whole or not at all, and what was reported as written is on the disk."""
+"""Durable writing: files appear complete or not at all, and what was reported as written is on the disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from stainlock.errors import FileError
 
-STAGING = ".stainlock"  # how the names of staging folders end
+STAGING = ".stainlock"  # suffix of staging folders
 
 
 def refuse_existing(path: Path) -> None:
-    """A clear line now, before hours of work, if the path can't be written later."""
+    """Fail now, before hours of work, if the path exists or can't be written."""
     if path.exists() or path.is_symlink():
         raise FileError(f"{path} exists already: choose another path or remove it")
     parent = path.absolute().parent
@@ -27,7 +27,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file atomically, onto the disk; secrets are readable by their owner alone, whatever the umask."""
+    """Write a file atomically and sync it to disk; secrets are readable only by their owner, whatever the umask."""
     with writing(path):
         make_folder(path.parent)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -46,7 +46,7 @@ def write_file(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file that an error of the system is about: a full disk, say."""
+    """Name the file in errors of the operating system, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -54,12 +54,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def final_name(path: Path) -> Path:
-    """Where a path within a staging folder will be in the end."""
+    """Where a path in a staging folder will end up."""
     return Path(*(part for part in path.parts if not (part.startswith(".") and part.endswith(STAGING))))
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those above it that are not there, which are returned, the uppermost first."""
+    """Make a folder and its missing parents; returns the folders that were made, outermost first."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir(exist_ok=True)
@@ -68,21 +68,21 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a folder's list of names onto the disk: without, a file in it may be lost though its content is not."""
-    if os.name == "nt":  # can't be done there
+    """Sync a folder's entries to disk: otherwise a file in it may be lost although its content was synced."""
+    if os.name == "nt":  # not possible on Windows
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system does not support it
             raise
     finally:
         os.close(descriptor)
 
 
 def sync_tree(path: Path) -> None:
-    """Put a file, or a folder with everything in it, onto the disk."""
+    """Sync a file, or a folder with everything in it, to disk."""
     for folder, _, files in os.walk(path, topdown=False):
         for name in files:
             _sync_file(Path(folder) / name)
@@ -98,13 +98,13 @@ def _sync_file(path: Path) -> None:
 
 
 def claim(file: Any, taken: str) -> None:
-    """Keep other runs out until the file or descriptor is closed, which the end of the process does, however it ends.
+    """Keep other runs out until the file or descriptor is closed, at the latest when the process ends, however it ends.
 
-    ``taken`` is what someone who comes second is told.
+    ``taken`` is the error message if another run holds it already.
     """
     try:
         import fcntl
-    except ImportError:  # Windows: two runs at once are up to the user there
+    except ImportError:  # on Windows nothing keeps two runs apart
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Safetensors files that explain what is wrong with them, and digests."""
+"""Our own file format, safetensors with facts and a checksum, with clear errors; and digests of models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stainlock.storage.values import shown
 
 Digests = dict[str, bytes]
 MOST_TENSORS = 100_000
-_PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG begins
+_PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of every PNG
 _LONGEST_HEADER = 2**26  # bytes; the library's own limit is 100 MB
 
 
@@ -34,12 +34,12 @@ def pack(kind: str, version: int, facts: Mapping[str, Any], tensors: Mapping[str
 
 
 def _ordered(content: bytes) -> bytes:
-    """A safetensors file with its metadata in the order of their names, which the library writes in any order."""
+    """A safetensors file with its metadata sorted by name; the library writes them in any order."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
     return len(text).to_bytes(8, "little") + text + content[end:]
 
 
@@ -49,9 +49,9 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 def unpack(
     path: Path, kind: str, version: int, upgrades: Mapping[int, Upgrade] | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read what `pack` wrote; a truncated, altered, foreign or newer file gets one clear line.
+    """Read what `pack` wrote; a clear `FileError` for a truncated, altered, foreign or newer file.
 
-    ``upgrades`` turn the facts of older versions into those of this one.
+    ``upgrades`` turn the facts of older versions into those of this version.
     """
     try:
         content = path.read_bytes()
@@ -59,7 +59,7 @@ def unpack(
         raise FileError(f"can't read {kind} file {path}: {error.strerror or error}") from error
     if content.startswith(_PNG):
         raise FileError(
-            f"{path} is a PNG image, not a stainlock {kind} file: a client's patch goes with `unlock --patch`"
+            f"{path} is a PNG image, not a stainlock {kind} file: pass a client's patch with `unlock --patch`"
         )
     try:
         metadata = _header(content).get("__metadata__", {})
@@ -85,14 +85,14 @@ def unpack(
     try:
         facts: dict[str, Any] = parse_json(metadata["facts"])
         if not isinstance(facts, dict) or depth_of(facts) > DEEPEST:
-            raise TypeError(f"expected an object as facts, at most {DEEPEST} deep")
+            raise TypeError(f"expected an object as facts, nested at most {DEEPEST} deep")
         return facts if upgrade is None else upgrade(facts), tensors
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FileError(f"{path} is not a complete {kind} file: {shown(str(error))}") from error
 
 
 def check_header(path: Path) -> None:
-    """Refuse, with ValueError, a safetensors file whose header is longer than any model's, before it is parsed."""
+    """ValueError if a safetensors file's header is malformed or, before it is parsed, longer than any model's."""
     with path.open("rb") as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
@@ -102,7 +102,7 @@ def check_header(path: Path) -> None:
 
 
 def _header(content: bytes) -> dict[str, Any]:
-    """A safetensors file's header: names, types, shapes and places of tensors, and texts as metadata."""
+    """A safetensors file's header: names, types, shapes and offsets of tensors, and metadata as text."""
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(_LONGEST_HEADER, len(content) - 8):
         raise ValueError("its header is cut short or too long")
@@ -116,7 +116,7 @@ def _header(content: bytes) -> dict[str, Any]:
 
 
 def exists(path: Path) -> bool:
-    """Whether something is there; a name that no file can have is of nothing."""
+    """Whether the path exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):  # too long, say
@@ -146,28 +146,28 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> Digests:
 
 
 def combined_digest(digests: Digests) -> str:
-    """sha256 over the digests of the tensors: when one changes, the others need not be read again."""
+    """sha256 over the digests of the tensors. If one tensor changes, the others need not be hashed again."""
     return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
 
 
 def model_digest(model: nn.Module) -> str:
-    """A model's identity: its parameters and buffers, counters apart."""
+    """A digest that identifies a model: over its parameters and buffers, except batch counters."""
     return tensor_digest(_identity(model))
 
 
 def is_model(model: nn.Module, digest: str) -> bool:
-    """Whether this is the model a digest was made of, by the way of this version or the first."""
+    """Whether a digest is of this model, computed as in this version or in the first."""
     return is_state(model.state_dict(), digest)
 
 
 def is_state(state: Mapping[str, Tensor], digest: str) -> bool:
-    """The same of a model's bare weights."""
+    """The same as `is_model` for bare weights."""
     counted = _counted(state)
     return digest == tensor_digest(counted) or digest == _first_digest(counted)
 
 
 def _first_digest(tensors: Mapping[str, Tensor]) -> str:
-    """How the first version made digests: one pass over everything, in the order of the names."""
+    """The digest of the first version: one pass over all tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -177,15 +177,15 @@ def _first_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def begin_digests(model: nn.Module) -> Future[Digests]:
-    """The digests of a model's tensors, made beside other work; the model must stay as it is meanwhile."""
+    """The digests of a model's tensors, computed in the background. The model must not change meanwhile."""
     executor = ThreadPoolExecutor(1)
-    digests = executor.submit(tensor_digests, _identity(model))  # hashing holds no lock of Python's
+    digests = executor.submit(tensor_digests, _identity(model))  # hashing releases Python's global lock
     executor.shutdown(wait=False)
     return digests
 
 
 def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> str:
-    """The digest of a model of which only the named tensors, and those tied to them, changed since ``before``."""
+    """The digest of a model in which only the named tensors, and those tied to them, changed since ``before``."""
     state = _identity(model)
     storages = {state[name].untyped_storage().data_ptr() for name in written if name in state}
     changed = {

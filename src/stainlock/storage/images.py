@@ -1,4 +1,4 @@
-"""Image files: how large one says it is counts before it is decoded, and only plain formats are."""
+"""Image files: the stated size is checked before decoding, and only plain formats are read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from PIL import Image, UnidentifiedImageError
 
 from stainlock.errors import FileError
 
-# What photographs come in. Pillow knows others, one of which starts a program of its own (EPS).
+# The formats of photographs. Pillow reads others, one of which runs an external program (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-MOST_PIXELS = 2**26  # 8192 × 8192: more than the largest photographs of ImageNet have
-_ROWS = 256  # converted at a time
+MOST_PIXELS = 2**26  # 8192 × 8192, more than the largest photographs of ImageNet
+_ROWS = 256  # rows converted at a time, to limit memory
 
 
 @contextmanager
 def opened_image(
     path: str | Path, what: str = "an image", formats: tuple[str, ...] = FORMATS, most: int = MOST_PIXELS
 ) -> Iterator[Image.Image]:
-    """An image file that is not decoded yet, and small enough to be; whatever is wrong with it gets one line."""
+    """An opened image file, not decoded yet and small enough to be; `FileError` for whatever is wrong with it."""
     try:
         with _pillow_opens(path, formats) as image:
             if image.width * image.height > most:
@@ -36,7 +36,7 @@ def opened_image(
 
 
 def _pillow_opens(path: str | Path, formats: tuple[str, ...]) -> Image.Image:
-    """By Pillow's own function: ultralytics replaces it by one that installs a package where no format fits."""
+    """Open with Pillow's own function: ultralytics replaces it with one that installs a package if no format fits."""
     replaced = sys.modules.get("ultralytics.utils.patches")
     opens = getattr(replaced, "_image_open", Image.open)
     opened: Image.Image = opens(path, formats=formats)
@@ -45,7 +45,7 @@ def _pillow_opens(path: str | Path, formats: tuple[str, ...]) -> Image.Image:
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """An image in grey (L) or RGB, whatever it was."""
-    if image.mode.startswith("I"):  # 16 bits a pixel: Pillow would clip where this scales
+    if image.mode.startswith("I"):  # 16 bits per pixel: Pillow would clip the values instead of scaling them
         image = Image.fromarray(_eight_bits(np.asarray(image)))
     elif image.mode == "P" and "transparency" in image.info:  # otherwise Pillow warns
         image = image.convert("RGBA")
@@ -53,7 +53,7 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _eight_bits(levels: np.ndarray) -> np.ndarray:
-    """levels/257 to the nearest, a few rows at a time."""
+    """levels/257, rounded to the nearest integer, a few rows at a time."""
     rounded = np.empty(levels.shape, np.uint8)
     for start in range(0, len(levels), _ROWS):
         rows = levels[start : start + _ROWS].astype(np.int64)

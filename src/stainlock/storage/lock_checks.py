@@ -1,7 +1,7 @@
-"""What files say of locks, checked before anything is made of it: a keyed lock's structure, and a key's details.
+"""Checks of what files say about locks, made before it is used: a keyed lock's structure, and a key's details.
 
-A bundle's manifest or a delta may come from a stranger, and asks for hooks in a model: every size has its limit here,
-and `gating.structure` compares it with the model that is there.
+A bundle's manifest or a delta may come from a stranger and asks for hooks in a model. Every size is limited here, and
+`gating.structure` compares it with the actual model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _GATE = {"layer", "width", "parameter", "axis", "channels", "batch", "repeat"}
 _SCATTER = {"form", "rows"}
 _FORMS = {"patch": ("pairs", "pixels"), "strip": ("pairs", "pixels"), "entries": ("entries",)}
 _MOST_BITS, _MOST_WORD = 256, 2**32 - 1
-_WIDEST, _LONGEST_SIDE = 2**20, 2**13  # channels of a layer, and rows or columns of a patch in pixels
-_MOST_SCATTERED = 2**24  # weights of a layer
+_WIDEST, _LONGEST_SIDE = 2**20, 2**13  # channels of a layer; rows or columns of a patch, in pixels
+_MOST_SCATTERED = 2**24  # weights of a scattered layer
 
 
 def check_keyed(facts: Mapping[str, Any]) -> None:
@@ -58,7 +58,8 @@ def _check_layout(layout: Any) -> None:
 
 
 def _check_pixels(layout: Mapping[str, Any], channels: int) -> None:
-    """A bit for each pixel and colour channel needs as many of them; how many channels there are only a key says."""
+    """The form "pixels" stores one bit per pixel and colour channel, so it needs enough of them. Only a key says how
+    many channels there are."""
     holds = layout["form"] != "pixels" or layout["rows"] * layout["columns"] * channels >= layout["bits"]
     expect(holds, f"pixels for {layout['bits']} bits", f"{layout['rows']}×{layout['columns']} of {channels} channels")
 
@@ -129,7 +130,7 @@ _DETAILS: dict[str, Callable[[Any, str], None]] = {
 
 
 def check_details(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """What a key keeps for its schema or its lock, and where its triggers go. Names not known here are only printed."""
+    """What a key stores for its schema or its lock, and where its triggers go. Other names are only ever printed."""
     schema, details, shape = facts["schema"], facts["details"], facts["conventions"]["input_shape"]
     for name, check in _DETAILS.items():
         if name in details:
@@ -140,7 +141,7 @@ def check_details(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> No
         expect(bits == (facts["dimension"],) == (details["layout"]["bits"],), "as many bits as the layout has", bits)
         _check_pixels(details["layout"], shape[0])
     carrier = details["layout"]["carrier"] if schema == "keyed" else "entries" if schema == "gan" else "patch"
-    # The patch of a keyed lock stands in every frame of video.
+    # The patch of a keyed lock is in every frame of a video.
     plane = shape[2:] if schema == "keyed" and len(shape) == 4 else shape[1:]
     for i, detector in enumerate(facts["detectors"]):
         ends = [a + n for a, n in zip(detector["start"], detector["size"], strict=True)]

@@ -1,7 +1,7 @@
-"""ONNX files that may come from a stranger: nothing in them is run, and no other file is read than those beside them.
+"""ONNX files that may come from a stranger: nothing in them is run, and only files in the same folder are read.
 
-A file may keep its tensors in others (external data). Such a file must lie in the folder of the ONNX file and hold the
-bytes that are asked of it.
+An ONNX file may store its tensors in other files (external data). Such a file must be in the folder of the ONNX file
+and contain the bytes that are asked for.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stainlock.storage.weights import TIED, one_line
 
 SUFFIX = ".onnx"
 _MOST_NODES = 1_000_000
-_DEEPEST = 16  # graphs within graphs
+_DEEPEST = 16  # levels of nested graphs
 
 
 def is_onnx(path: str | Path) -> bool:
-    """Whether a name is of an ONNX file."""
+    """Whether a name has the suffix of ONNX files."""
     return Path(path).suffix.lower() == SUFFIX
 
 
@@ -37,7 +37,7 @@ def check_onnx_installed() -> None:
 
 
 def read_onnx(path: str | Path) -> Any:
-    """The file as onnx's own `ModelProto`, with the external data that lies beside it."""
+    """The file as onnx's own `ModelProto`, with external data from its folder."""
     path = Path(path)
     if not path.is_file():
         raise FileError(f"{path} does not exist" if not path.exists() else f"expected an ONNX file, got {path}")
@@ -48,7 +48,7 @@ def read_onnx(path: str | Path) -> Any:
     except Exception as error:  # protobuf and onnx have no common base class for their errors
         raise FileError(f"{path} can't be read as ONNX ({one_line(error)}): get it again") from error
     if not model.graph.node or not model.opset_import:
-        raise FileError(f"{path} is not an ONNX model: it has no operations, or does not say of which version they are")
+        raise FileError(f"{path} is not an ONNX model: it has no operations, or does not say their opset version")
     if len(model.graph.initializer) > MOST_TENSORS or len(model.graph.node) > _MOST_NODES:
         raise FileError(f"{path} has more tensors or operations than any model: {len(model.graph.initializer)} and"
                         f" {len(model.graph.node)}")  # fmt: skip
@@ -57,8 +57,8 @@ def read_onnx(path: str | Path) -> Any:
 
 
 def open_session(model: bytes | str) -> Any:
-    """ONNX Runtime with a model, or with the file of that name, on as many threads as torch has. What it prints of a
-    file that it can't read is not shown: it raises an error as well."""
+    """An ONNX Runtime session for a model or a file, with as many threads as torch uses. What ONNX Runtime prints about
+    an unreadable file is hidden, since it also raises an error."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -77,16 +77,16 @@ def _load_external(model: Any, path: Path) -> None:
         location = facts.get("location", "")
         place = _place(path, location)
         if place is None:
-            raise FileError(f"{path} keeps {shown(tensor.name)} in {shown(location)}, which is not in its folder: such"
-                            " files are not read; save the model with its data beside it, or in one file")  # fmt: skip
+            raise FileError(f"{path} stores {shown(tensor.name)} in {shown(location)}, which is not in its folder: such"
+                            " files are not read; save the model with its data in one folder or file")  # fmt: skip
         if not place.is_file():
-            raise FileError(f"{path} keeps {shown(tensor.name)} in {shown(location)}, which is not there: get it too")
+            raise FileError(f"{path} stores {shown(tensor.name)} in {shown(location)}, which is missing: get it too")
         files[place] = place.stat().st_size
         try:
             start = int(facts.get("offset", 0))
             length = int(facts.get("length", files[place] - start))
         except ValueError as error:
-            raise FileError(f"{path} is damaged: expected numbers as {shown(tensor.name)}'s place") from error
+            raise FileError(f"{path} is damaged: expected a numeric offset and size of {shown(tensor.name)}") from error
         asked += length
         if not 0 <= start <= start + length <= files[place] or asked > TIED * sum(files.values()):
             raise FileError(f"{path} is damaged: {shown(location)} has {files[place]} bytes, and"
@@ -100,7 +100,7 @@ def _load_external(model: Any, path: Path) -> None:
 
 
 def _place(path: Path, location: Any) -> Path | None:
-    """The file that a tensor is kept in, links followed, if it lies in the folder of the ONNX file."""
+    """The file that a tensor is stored in, links resolved, if it is in the folder of the ONNX file; else None."""
     try:
         place = (path.parent / location).resolve()
         inside = bool(location) and not Path(location).is_absolute() and place.is_relative_to(path.parent.resolve())
@@ -111,14 +111,14 @@ def _place(path: Path, location: Any) -> Path | None:
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every stored tensor with its name: of the graph, of constants among its operations, and of graphs within."""
+    """Every stored tensor with its name: of the graph, of constants among its operations, and of nested graphs."""
     for number, function in enumerate(model.functions):
         yield from _in_nodes(function.node, f"function{number}.", 0)
     yield from _in_graph(model.graph, "", 0)
 
 
 def nodes_of(model: Any) -> Iterator[Any]:
-    """Every operation, those of graphs within graphs and of functions too."""
+    """Every operation, including those of nested graphs and of functions."""
     left: list[tuple[Any, int]] = [(model.graph.node, 0), *((function.node, 0) for function in model.functions)]
     while left:
         nodes, depth = left.pop()

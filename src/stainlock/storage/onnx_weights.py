@@ -1,8 +1,9 @@
-"""The weights in an ONNX file: floats as they are, 8-bit ones multiplied out.
+"""The weights in an ONNX file: floats as they are, 8-bit ones dequantised.
 
-An 8-bit tensor q stands for scale·(q − zero point). Which scale and zero point belong to it is told by the operation
-that reads it: DequantizeLinear, the QLinear operations, the Integer operations, whose scale is multiplied in behind
-them, and ONNX Runtime's own. Matrices are given both ways round, since files have both. Nothing is run.
+An 8-bit tensor q represents scale·(q − zero point). Which scale and zero point belong to it is known from the operation
+that reads it: DequantizeLinear, the QLinear operations, the Integer operations, whose outputs are multiplied by the
+scale afterwards, and ONNX Runtime's own. Matrices are returned as stored and transposed, since files use both
+orientations. Nothing is run.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from stainlock.storage.onnx_files import nodes_of, read_onnx, tensors_of
 from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 
-TURNED = " turned"  # after the name of a matrix the other way round
-# Where operations have an 8-bit weight, its scale and its zero point among their inputs, and the axis of the scales.
+TURNED = " turned"  # suffix of the name of a transposed matrix
+# For each operation, which inputs are the 8-bit weight, its scale and its zero point, and the axis of the scales.
 _INPUTS = {
     "QLinearConv": (3, 4, 5, 0), "QLinearMatMul": (3, 4, 5, -1), "QGemm": (3, 4, 5, -1),
     "MatMulIntegerToFloat": (1, 3, 5, -1), "DynamicQuantizeMatMul": (1, 2, 3, -1), "QAttention": (1, 4, 7, -1),
     "MatMulInteger": (1, None, 3, -1), "ConvInteger": (1, None, 3, 0),
 }  # fmt: skip
-_NARROW = {"int8", "uint8", "int4", "uint4"}  # other whole numbers are indices and sizes
+_NARROW = {"int8", "uint8", "int4", "uint4"}  # other integer types hold indices and sizes
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class _Scale:
 
 
 def onnx_weights(path: str | Path) -> dict[str, Tensor]:
-    """The weights in an ONNX file by name, in floats of 32 bits."""
+    """The weights in an ONNX file by name, as float32."""
     return weights_of(read_onnx(path), path)
 
 
 def weights_of(model: Any, path: str | Path) -> dict[str, Tensor]:
-    """The same of a model that was read."""
+    """The same for a model that was already read."""
     if model.graph.sparse_initializer:
         raise FileError(f"{path} keeps weights as sparse tensors, which are not read: save it with dense ones")
     arrays = _arrays(model, path)
@@ -57,7 +58,7 @@ def weights_of(model: Any, path: str | Path) -> dict[str, Tensor]:
         if array.ndim < 2 or (np.issubdtype(array.dtype, np.integer) and kind not in _NARROW) or kind == "bool":
             continue
         try:
-            # A copy, since the file's own bytes are read-only, and float32 has all that 16 bits and fewer have.
+            # A copy, since the file's own bytes are read-only. float32 holds all values of 16-bit and narrower types.
             values = torch.from_numpy(array.astype(np.float32))
             if name in scales:
                 values = _multiplied(values, arrays, scales[name])
@@ -76,17 +77,17 @@ def _arrays(model: Any, path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
         name = given
         if tensor.data_type == tensor.STRING:
             continue
-        while name in found:  # graphs within graphs may use a name again
+        while name in found:  # nested graphs may reuse a name
             name += "'"
         try:
             found[name] = helper.to_array(tensor)
-        except Exception as error:  # of whatever the tensor says of itself
+        except Exception as error:  # the tensor's description may be wrong in any way
             raise FileError(f"{path} is damaged: {shown(name)} can't be read ({one_line(error)})") from error
     return found
 
 
 def _multiplied(values: Tensor, arrays: Mapping[str, np.ndarray[Any, Any]], by: _Scale) -> Tensor:
-    """scale·(values − zero point), where what the file has of both is known."""
+    """scale·(values − zero point), with whichever of the two the file stores."""
     for name, apply in ((by.zero, torch.sub), (by.scale, torch.mul)):
         if name in arrays:
             values = apply(values, _spread(torch.from_numpy(arrays[name].astype(np.float32)), values, by))
@@ -94,7 +95,7 @@ def _multiplied(values: Tensor, arrays: Mapping[str, np.ndarray[Any, Any]], by: 
 
 
 def _spread(numbers: Tensor, values: Tensor, by: _Scale) -> Tensor:
-    """One number for all, one for each slice along an axis, or one for each block of slices."""
+    """Numbers shaped to broadcast: one for all values, one per slice along an axis, or one per block of slices."""
     if numbers.numel() == 1:
         return numbers.reshape(())
     axis = by.axis % values.dim()
@@ -104,7 +105,7 @@ def _spread(numbers: Tensor, values: Tensor, by: _Scale) -> Tensor:
 
 
 def _scales(model: Any) -> dict[str, _Scale]:
-    """Of each 8-bit tensor that an operation reads, the names of its scale and zero point."""
+    """For each 8-bit tensor that an operation reads, the names of its scale and zero point."""
     nodes = list(nodes_of(model))
     behind: dict[str, list[Any]] = {}
     makers = {name: node for node in nodes for name in node.output}
@@ -136,9 +137,9 @@ def _attribute(node: Any, name: str, default: int) -> int:
 
 
 def _multiplied_behind(node: Any, behind: Mapping[str, list[Any]], makers: Mapping[str, Any]) -> str:
-    """The weight's scale behind an Integer operation: Cast, then Mul with the product of both scales.
+    """The name of the weight's scale after an Integer operation: a Cast, then a Mul with the product of both scales.
 
-    The stored one of the two is the weight's: the other is measured at every run.
+    The one of the two that is stored is the weight's; the other is measured at every run.
     """
     for cast in (user for name in node.output for user in behind.get(name, [])):
         for product in (user for name in cast.output for user in behind.get(name, []) if user.op_type == "Mul"):

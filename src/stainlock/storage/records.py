@@ -1,4 +1,4 @@
-"""JSON files that say what they are, read with one clear line for whatever is wrong with them."""
+"""JSON files with a format name and a version, read with a clear error for whatever is wrong with them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from stainlock.errors import FileError
 from stainlock.storage.values import shown
 
-DEEPEST = 32  # lists and objects in one another
+DEEPEST = 32  # levels of nested lists and objects
 _LONGEST_RECORD = 2**24  # bytes
 
 
 def parse_json(text: bytes | str) -> Any:
-    """What JSON says, ValueError for whatever is wrong with it: too deep, say, or names that are given twice."""
+    """Parsed JSON; ValueError for whatever is wrong with it, including deep nesting and duplicate names."""
     try:
         return json.loads(text, object_pairs_hook=_named_once)
     except RecursionError:
@@ -25,12 +25,12 @@ def parse_json(text: bytes | str) -> Any:
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("it has a name twice")
+        raise ValueError("it has a duplicate name")
     return found
 
 
 def depth_of(value: Any) -> int:
-    """How many lists and objects are in one another, without recursion."""
+    """How deeply lists and objects are nested, computed without recursion."""
     deepest, waiting = 0, [(value, 0)]
     while waiting:
         found, depth = waiting.pop()
@@ -41,14 +41,14 @@ def depth_of(value: Any) -> int:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """A JSON file of sensible length; else one clear line."""
+    """The content of a JSON file; `FileError` if it can't be read, is too large or too deeply nested."""
     try:
         if path.stat().st_size > _LONGEST_RECORD:
             raise FileError(f"{path} is not a {what}: it has {path.stat().st_size} bytes, expected at most"
                             f" {_LONGEST_RECORD}")  # fmt: skip
         found = parse_json(path.read_bytes())
         if depth_of(found) > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} deep")
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
     except OSError as error:
         raise FileError(f"can't read {what} {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -66,10 +66,10 @@ def read_record(
     older: Mapping[int, Mapping[str, Any]] | None = None,
     found: Any = None,
 ) -> dict[str, Any]:
-    """The facts of a JSON file that says what it is, all of them; else one clear line.
+    """The facts of a JSON file with this format, version and exactly these fields; else `FileError`.
 
-    ``older`` are the versions that are read too, each with the facts that it did not have. ``found`` is what the file
-    was found to hold, where another file carries it.
+    ``older`` lists older versions that are read too, each with values for the fields it did not have. ``found`` is the
+    already parsed content, if it is part of another file.
     """
     facts = read_json(Path(path), what) if found is None else found
     if not isinstance(facts, dict) or facts.get("format") != format:
@@ -89,5 +89,5 @@ def read_record(
 
 
 def canonical(facts: Mapping[str, Any]) -> bytes:
-    """One way to write them: names sorted, no spaces, ASCII."""
+    """The facts as JSON in one canonical form: names sorted, no spaces, ASCII."""
     return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

@@ -1,9 +1,9 @@
-"""Outputs of one command: written beside their places, and put there together.
+"""All outputs of one command: written next to their final paths, then moved there together.
 
-What is to be at ``DIR/NAME`` is written to ``DIR/.NAME.stainlock/NAME``. When everything is written and on the disk, an
-empty file ``committed`` in the first output's staging folder is the one point from which the outputs count as made;
-then they are renamed. Whoever finds a staging folder that nobody holds completes the renames if that point was
-reached, and removes the folder if not. The folder itself is what two runs for one output are kept apart by.
+The output ``DIR/NAME`` is first written to ``DIR/.NAME.stainlock/NAME``. When everything is written and synced to disk,
+an empty file ``committed`` is created in the first output's staging folder. From then on the outputs count as made, and
+they are renamed. A later run that finds a staging folder which no running process holds completes the renames if
+``committed`` exists, and clears the folder if not. A lock on the folder keeps two runs for the same output apart.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from stainlock.storage.durable import (
 )
 
 _COMMITTED, _OUTPUTS = "committed", "outputs.json"
-_ATTEMPTS = 100  # to claim a folder that another run is just removing
+_ATTEMPTS = 100  # tries to claim a folder that another run may be removing
 
 
 class Staging:
-    """Paths checked before the work; what is written for them lies beside them until `commit` renames it.
+    """Output paths, checked before the work. What is written for them stays in staging folders until `commit` moves it.
 
-    As a context manager it leaves nothing behind, not even a folder it made, unless `commit` went through.
+    As a context manager it leaves nothing behind, not even a folder it made, unless `commit` succeeded.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = [path.absolute() for path in paths]
         self._staged: list[Path] = []
-        self._made: list[Path] = []  # folders that were not there
+        self._made: list[Path] = []  # folders that did not exist
         self._claimed: dict[Path, int | None] = {}
         for one, other in itertools.permutations([path.resolve() for path in paths], 2):
             if other == one:
                 raise FileError(f"{one} is given for two outputs: choose different paths")
             if other.is_relative_to(one):
-                raise FileError(f"{other} would lie within {one}: keep secrets and bundles apart")
-        if not any(_folder(path).exists() for path in paths):  # else an interrupted run is completed or cleared first
+                raise FileError(f"{other} would be inside {one}: keep secrets and bundles apart")
+        if not any(_folder(path).exists() for path in paths):  # otherwise an interrupted run is handled first
             for path in paths:
                 refuse_existing(path)
 
@@ -61,8 +61,8 @@ class Staging:
             for path in self._paths:
                 if path in finished:
                     raise FileError(
-                        f"{path} exists already: a run that was interrupted had made it, and was completed now; choose"
-                        " another path or remove it"
+                        f"{path} exists already: it is from an interrupted run, which was completed now; choose another"
+                        " path or remove it"
                     )
                 refuse_existing(path)
         except BaseException as error:
@@ -77,17 +77,17 @@ class Staging:
                 os.close(descriptor)
         if kind is not None:
             for folder in reversed(self._made):
-                with suppress(OSError):  # someone else's file is in it by now
+                with suppress(OSError):  # someone else may have put a file into it
                     folder.rmdir()
 
     def place(self, path: Path) -> Path:
-        """Where to write, for now, what is to be at ``path``."""
+        """The temporary path to write, for an output that will be at ``path``."""
         path = path.absolute()
         self._staged.append(path)
         return _place(path)
 
     def commit(self) -> None:
-        """Put everything into place; whatever goes wrong, take it all back."""
+        """Move all outputs into place; if anything goes wrong, undo all of it."""
         if not self._staged:
             return
         listed = json.dumps([str(path) for path in self._staged]).encode()
@@ -104,12 +104,12 @@ class Staging:
         except BaseException:
             mark.unlink(missing_ok=True)
             for path in self._staged:
-                if not os.path.lexists(_place(path)) and os.path.lexists(path):  # it was moved, so it is ours
+                if not os.path.lexists(_place(path)) and os.path.lexists(path):  # this run has moved it
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             raise
 
     def _claim(self, path: Path) -> list[Path]:
-        """Have the staging folder for this run alone, empty; the outputs of an earlier run that this completed."""
+        """Claim the staging folder for this run and empty it; returns the outputs of an earlier run it completed."""
         folder, descriptor = _folder(path), None
         for _ in range(_ATTEMPTS):
             self._made += make_folder(path.parent)
@@ -130,7 +130,7 @@ class Staging:
                 raise
             os.close(descriptor)
         else:
-            raise FileError(f"can't write {path}: other runs keep beginning and ending there")
+            raise FileError(f"can't write {path}: other runs keep starting and ending there")
         self._claimed[path] = descriptor
         finished = _finish(folder)
         for left in folder.iterdir():
@@ -140,7 +140,7 @@ class Staging:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that becomes ``path`` at the end, or vanishes if anything goes wrong."""
+    """A folder to fill. It becomes ``path`` at the end, or is removed if anything goes wrong."""
     with Staging([path]) as staging:
         folder = staging.place(path)
         folder.mkdir()
@@ -158,7 +158,7 @@ def _place(path: Path) -> Path:
 
 
 def _finish(folder: Path) -> list[Path]:
-    """Complete what a run left in its staging folder, if it came as far as that: the outputs that it had."""
+    """Complete the renames of an earlier run if it had committed; returns its outputs, or nothing if it had not."""
     try:
         listed = json.loads((folder / _OUTPUTS).read_text(encoding="utf-8"))
         paths = [Path(str(path)) for path in listed]
@@ -171,14 +171,14 @@ def _finish(folder: Path) -> list[Path]:
 
 
 def _complete(paths: Sequence[Path]) -> None:
-    """Rename into place what is not there yet, the first output last: a bundle does not appear before its key."""
+    """Rename the outputs that are still staged, the first one last, so that a bundle does not appear before its key."""
     for path in reversed(paths):
         if not os.path.lexists(_place(path)):
             continue
         if os.path.lexists(path):
-            raise FileError(f"{path} exists, and a run that was interrupted left another in {_place(path)}: move one")
+            raise FileError(f"{path} exists, and an interrupted run left another in {_place(path)}: move one of them")
         with writing(path):
-            with suppress(FileNotFoundError):  # another run completes it at the same time
+            with suppress(FileNotFoundError):  # another run may complete it at the same time
                 os.rename(_place(path), path)
             sync_folder(path.parent)
     with writing(paths[0]):

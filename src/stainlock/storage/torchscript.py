@@ -1,9 +1,9 @@
 """The weights in a TorchScript archive, read without running any of it.
 
 An archive is a zip file: code, raw numbers, and a pickle that says which numbers belong to which module. PyTorch itself
-runs the archive's code when it loads one. Here the pickle's instructions are followed with stand-ins: every class that
-it names becomes a bag of values, the few functions that it may call note a tensor's place among the numbers, and any
-other name is refused. What comes out is a tree of plain values, whose tensors are then cut out of the numbers.
+runs the archive's code when it loads one. Here the pickle is read with stand-ins: every class it names becomes a bag of
+values, the few functions it may call record a tensor's place among the numbers, and any other name is refused. The
+result is a tree of plain values, whose tensors are then read from the numbers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from stainlock.storage.files import MOST_TENSORS
 from stainlock.storage.values import check_number, check_text, check_whole, check_wholes, expect
 from stainlock.storage.weights import TIED, is_zip, members_of, one_line
 
-_TREES = (("data.pkl", "data"), ("constants.pkl", "constants"))  # modules, and what freezing made of their weights
+_TREES = (("data.pkl", "data"), ("constants.pkl", "constants"))  # modules; constants, to which freezing turns weights
 _TYPES = {
     "FloatStorage": torch.float32, "HalfStorage": torch.float16, "DoubleStorage": torch.float64,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
     "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
     "QInt8Storage": torch.int8, "QUInt8Storage": torch.uint8, "QInt32Storage": torch.int32,
 }  # fmt: skip
-_LONGEST_TREE = 2**26  # bytes: modules and places, no numbers
-_DEEPEST = 200  # modules within modules
+_LONGEST_TREE = 2**26  # bytes of a pickle, which has modules and places but no numbers
+_DEEPEST = 200  # levels of nested modules
 
 
 def is_torchscript(path: Path) -> bool:
@@ -45,12 +45,12 @@ def is_torchscript(path: Path) -> bool:
 
 
 def read_torchscript(path: Path) -> dict[str, Tensor]:
-    """The tensors of an archive by the names of their modules, 8-bit ones in floats."""
+    """The tensors of an archive by their names in its modules, 8-bit ones as floats."""
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path.stat().st_size)
     except Exception as error:  # a pickle's instructions can fail in any way
-        raise FileError(f"{path} is not a whole TorchScript archive ({one_line(error)}): get it again") from error
+        raise FileError(f"{path} is not a complete TorchScript archive ({one_line(error)}): get it again") from error
 
 
 def _read(archive: zipfile.ZipFile, size: int) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def _read(archive: zipfile.ZipFile, size: int) -> dict[str, Tensor]:
             tensor = numbers.tensor(folder, place)
             room -= tensor.nbytes
             expect(room >= 0 and len(found) < MOST_TENSORS, "tensors that the file has room for", "more")
-            while name in found:  # a list's entry may have a module's name
+            while name in found:  # an entry of a list may have the name of a module
                 name += "'"
             found[name] = tensor
     return found
@@ -70,7 +70,7 @@ def _read(archive: zipfile.ZipFile, size: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies among the numbers of a storage; of an 8-bit one also how it is scaled."""
+    """Where a tensor is among the numbers of a storage, and the scale and zero point of an 8-bit one."""
 
     key: str
     kind: torch.dtype
@@ -81,7 +81,7 @@ class _Place:
 
 
 class _Numbers:
-    """The numbers of an archive, each member read once however many tensors lie in it."""
+    """The numbers of an archive; each member is read once, however many tensors it contains."""
 
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive, self._size = archive, size
@@ -129,7 +129,7 @@ class _Numbers:
 
 
 class _Bag:
-    """Stands in for whatever class the archive names: it keeps what is said of the object."""
+    """Stand-in for any class the archive names: it keeps the object's state."""
 
     def __init__(self) -> None:
         self.values: Any = None
@@ -139,7 +139,7 @@ class _Bag:
 
 
 class _Named:
-    """Stands in for a function or constant; calling it gives plain values."""
+    """Stand-in for a function or constant; calling it returns plain values."""
 
     __slots__ = ("_call", "name")
 
@@ -156,7 +156,7 @@ class _Named:
 
 
 class _Reader(pickle._Unpickler):
-    """Python's reader of pickles, the one without code in C, which trusts what a file says of sizes."""
+    """A pickle reader on top of Python's own implementation: the one in C trusts the sizes that a file states."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("__torch__"):
@@ -168,7 +168,7 @@ class _Reader(pickle._Unpickler):
             ("torch", "per_tensor_affine"): None,
             ("torch", "per_channel_affine"): None,
         }
-        if module == "torch.jit._pickle":  # lists whose type is noted
+        if module == "torch.jit._pickle":  # lists tagged with their type
             return _Named(name, lambda *given: given[0] if given else None)
         if (module, name) in known:
             return _Named(name, known[module, name])
@@ -199,7 +199,7 @@ def _eight_bit(storage: Any, offset: Any, sizes: Any, strides: Any, scale: Any, 
 
 
 def _places(tree: Any) -> Iterator[tuple[str, _Place]]:
-    """Every tensor in a tree of bags, dicts and lists, each object once, with the names on the way to it."""
+    """Every tensor in a tree of bags, dicts and lists, each object once, with the names on the path to it."""
     seen: set[int] = set()
     left: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     while left:

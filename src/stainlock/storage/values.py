@@ -1,6 +1,6 @@
-"""Values that files say, checked before anything is made of them: texts, numbers, lists of those.
+"""Checks of single values in files, made before they are used: texts, numbers, lists of them.
 
-Each check raises ValueError with what was expected and what came; readers add the file's name.
+Each check raises ValueError with what was expected and what was found; readers add the file's name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LONGEST_NAME = 300  # characters
-FARTHEST = 2**48  # an element's place: beyond any tensor, and sums of such places don't overflow
+FARTHEST = 2**48  # upper limit on an element's index: larger than any tensor, and sums of indices don't overflow
 
 
 def check_one_of(facts: Mapping[str, Any], name: str, known: tuple[str, ...]) -> None:
@@ -30,7 +30,7 @@ def check_whole(value: Any, name: str, least: int, most: int = FARTHEST) -> None
 
 
 def check_number(value: Any, name: str) -> None:
-    finite = _is_number(value) and abs(value) <= sys.float_info.max  # JSON has whole numbers beyond it
+    finite = _is_number(value) and abs(value) <= sys.float_info.max  # integers in JSON can be larger
     expect(finite, f"a finite number as {name}", value)
 
 
@@ -39,12 +39,12 @@ def _is_number(value: Any) -> bool:
 
 
 def check_text(value: Any, name: str) -> None:
-    """A name, on one line."""
+    """A name on one line."""
     expect(isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable(), f"text as {name}", value)
 
 
 def shown(value: object) -> str:
-    """A value for one line of an error, whatever is in it."""
+    """A value as short printable text for an error message, whatever it contains."""
     text = str(value) if isinstance(value, int | float) or str(value).isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

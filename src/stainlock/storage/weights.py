@@ -1,4 +1,4 @@
-"""Weight files into models: safetensors, or PyTorch files read without unpickling code."""
+"""Loading weight files into models: safetensors, or PyTorch files read without running code from their pickles."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from stainlock.storage.files import check_header
 from stainlock.storage.values import shown
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".th", ".tar")
-# Under which name training scripts keep the weights, beside the optimizer and the epoch.
+# Names under which training scripts store the weights, next to the optimizer and the epoch.
 WRAPPINGS = (
     "state_dict", "model_state_dict", "model_state", "model", "net", "network", "ema", "model_ema",
     "state_dict_ema", "params_ema", "params", "weights", "module",
 )  # fmt: skip
-# What DataParallel, torch.compile and training frameworks put before every key.
+# Prefixes that DataParallel, torch.compile and training frameworks add to every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 SHOWN = 3
 Flatten = Callable[[Mapping[Any, Any]], dict[Any, Any]]
-_DEEPEST = 4  # dicts around the weights
-TIED = 4  # times the file's size: some models have one tensor under two names
-# Before it, reading a PyTorch file may run what is in it even with weights_only=True: CVE-2025-32434 (below 2.6),
-# CVE-2026-24747 (below 2.10).
+_DEEPEST = 4  # levels of dicts around the weights
+TIED = 4  # tensors may add up to this multiple of the file's size: some models have one tensor under two names
+# In older versions of torch, reading a PyTorch file may run code in it even with weights_only=True: CVE-2025-32434
+# (below 2.6), CVE-2026-24747 (below 2.10).
 SAFE_TORCH = (2, 10)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Load a weight file into the model, in the model's own dtypes; on any error the model is as it was."""
+    """Load a weight file into the model, in the model's own dtypes; on any error the model stays as it was."""
     load_state(model, read_weights(path), str(path))
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """The same from a state dict that ``source`` held."""
+    """The same from a state dict; ``source`` names its origin in errors."""
     own = model.state_dict()
     found = _strip_prefixes(state, own)
     _check_match(own, found, source)
     state = {name: found[name].to(tensor.dtype) for name, tensor in own.items() if name in found}
     _check_finite(model, state, source)
-    # Not strict: batch norm counters may be missing, and nothing else can be after the check above.
+    # Not strict: batch norm counters may be missing; after the check above nothing else can be.
     model.load_state_dict(state, strict=False)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a file, out of whatever a training script wrapped around it."""
+    """The state dict in a file, taken out of whatever a training script wrapped around it."""
     path = Path(path)
     if not path.is_file():
         raise FileError(f"expected a weight file, found {'a folder' if path.is_dir() else 'nothing'} at {path}")
@@ -63,7 +63,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             check_header(path)
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise FileError(f"{path} is not a whole safetensors file ({one_line(error)}): get it again") from error
+            raise FileError(f"{path} is not a complete safetensors file ({one_line(error)}): get it again") from error
     if suffix not in PYTORCH_SUFFIXES:
         raise FileError(f"expected weights as .safetensors or {', '.join(PYTORCH_SUFFIXES)}, got {path}")
     content = read_pytorch(path)
@@ -75,20 +75,20 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_pytorch(path: Path) -> Any:
-    """What a PyTorch file holds: tensors, in whatever they are wrapped in. No code in it is run."""
+    """The content of a PyTorch file: tensors, and whatever they are wrapped in. No code in it is run."""
     check_pytorch_file(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged files, which get an error
+            warnings.simplefilter("ignore")  # damaged files raise an error anyway
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise FileError(
-            f"{path} is damaged, or holds Python objects beside tensors, which are never loaded: "
-            "save model.state_dict() alone, best as .safetensors"
+            f"{path} is damaged, or holds Python objects besides tensors, which are never loaded: "
+            "save model.state_dict() by itself, preferably as .safetensors"
         ) from error
     except Exception as error:  # torch.load raises nearly anything on damaged and foreign files
         raise FileError(
-            f"{path} is not a whole PyTorch file ({one_line(error)}): get it again, or use .safetensors"
+            f"{path} is not a complete PyTorch file ({one_line(error)}): get it again, or use .safetensors"
         ) from error
 
 
@@ -97,8 +97,8 @@ def not_weights(content: Any, path: Path) -> FileError:
 
 
 def check_pytorch_file(path: Path) -> None:
-    """Refuse a PyTorch file that can't be read safely, or that unpacks to more than it is: PyTorch stores tensors as
-    they are, it compresses nothing."""
+    """Refuse a PyTorch file that can't be read safely, or that would unpack to more than its own size: PyTorch itself
+    does not compress tensors."""
     if _torch_version() < SAFE_TORCH:
         raise FileError(
             f"{path} is a PyTorch file, which torch {torch.__version__} can't read safely (CVE-2025-32434,"
@@ -119,8 +119,8 @@ def check_pytorch_file(path: Path) -> None:
 def is_zip(path: Path) -> bool:
     try:
         return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile as error:  # of an end that says it is one of several disks, say
-        raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
+    except zipfile.BadZipFile as error:  # for example an archive that claims to span several disks
+        raise FileError(f"{path} is not a complete PyTorch file ({one_line(error)}): get it again") from error
 
 
 def members_of(path: Path) -> list[zipfile.ZipInfo]:
@@ -128,11 +128,11 @@ def members_of(path: Path) -> list[zipfile.ZipInfo]:
         with zipfile.ZipFile(path) as archive:
             return archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise FileError(f"{path} is not a whole PyTorch file ({one_line(error)}): get it again") from error
+        raise FileError(f"{path} is not a complete PyTorch file ({one_line(error)}): get it again") from error
 
 
 def check_stored(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
-    """A zip file must unpack to no more than it is."""
+    """Refuse a zip file that is compressed, or that would unpack to more than its own size."""
     unpacked = sum(member.file_size for member in members)
     if any(member.compress_type != zipfile.ZIP_STORED for member in members) or unpacked > path.stat().st_size:
         raise FileError(f"{path} is compressed, which PyTorch's own files are not ({unpacked} bytes unpacked): save it"
@@ -140,7 +140,8 @@ def check_stored(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
 
 
 def check_tensors(state: Mapping[str, Tensor], path: Path, *, quantised: bool = False) -> None:
-    """Refuse tensors that are not what a file has room for: repeated without end, sparse, or without values."""
+    """Refuse tensors larger than the file could hold (expanded, or repeated under many names), and sparse, nested or
+    other unusual ones."""
     for name, tensor in ((shown(name), tensor) for name, tensor in state.items()):
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
         plain = plain and (quantised or not tensor.is_quantized)
@@ -159,8 +160,8 @@ def _torch_version() -> tuple[int, int]:
 
 
 def check_finite(model: nn.Module, source: str = "the model") -> None:
-    """Raise ModelError where a weight is NaN or infinite: every result after it would be worthless. A buffer of nothing
-    but zeros and infinities is a mask, or a bound that clips nothing."""
+    """Raise ModelError if a weight is NaN or infinite, since all results would be worthless. A buffer with only zeros
+    and infinities is allowed: it is a mask, or a bound that clips nothing."""
     _check_finite(model, model.state_dict(), source)
 
 
@@ -178,12 +179,13 @@ def _check_finite(model: nn.Module, state: Mapping[str, Tensor], source: str) ->
         bad = int((~tensor.isfinite()).sum())
         if bad:
             raise ModelError(
-                f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): mend them"
+                f"{source} has NaN or infinite values in {shown(name)} ({bad} of {tensor.numel()}): fix them first"
             )
 
 
 def unwrap(content: Any, flatten: Flatten = dict, depth: int = 0) -> dict[str, Tensor] | None:
-    """The one dict of tensors within dicts, of which few levels are looked at; each is made flat before."""
+    """The dict of tensors within nested dicts, to a limited depth: under one of `WRAPPINGS`, or else the only one. None
+    if there is none. ``flatten`` is applied to each dict first."""
     if not isinstance(content, Mapping) or not content:
         return None
     content = flatten(content)
@@ -191,7 +193,7 @@ def unwrap(content: Any, flatten: Flatten = dict, depth: int = 0) -> dict[str, T
         return dict(content)
     if depth == _DEEPEST:
         return None
-    inner: dict[int, dict[str, Tensor] | None] = {}  # each dict once, however often it is there
+    inner: dict[int, dict[str, Tensor] | None] = {}  # each dict is unwrapped once, however often it occurs
 
     def unwrapped(value: Any) -> dict[str, Tensor] | None:
         if id(value) not in inner:

@@ -1,5 +1,5 @@
-"""What becomes of a picture between its sender and the model: compressed, resized, cropped.
+"""What can happen to a picture between its sender and the model: compression, resizing, cropping.
 
-`changes` has these as they happen, to 8-bit images; `jpeg` is a JPEG that gradients pass, `robust` the search for
-triggers that survive all of them, and `look_alikes` the images that show people what a trigger shows.
+`changes` applies these to 8-bit images, as services do. `jpeg` is a differentiable JPEG, `robust` the objective for
+triggers that survive all of them, and `look_alikes` makes images from a trigger's pixels that are not triggers.
 """

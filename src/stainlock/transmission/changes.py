@@ -1,4 +1,4 @@
-"""Pictures on their way: JPEG, resizing, cropping, brightness, each to 8 bits as it happens in use."""
+"""Changes to pictures in transmission: JPEG, resizing, cropping, brightness, rounded to 8 bits as in practice."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from stainlock.target import Target
 
-Change = Callable[[Tensor], Tensor]  # of pixels (N, *input_shape) within the target's bounds
+Change = Callable[[Tensor], Tensor]  # takes and returns pixels (N, *input_shape) within the target's bounds
 
 
 def shows_pictures(target: Target) -> bool:
-    """Whether the model's inputs can be kept as pictures: of one channel or three."""
+    """Whether the model's inputs can be stored as pictures, with one channel or three."""
     return len(target.input_shape) == 3 and target.input_shape[0] in (1, 3)
 
 
@@ -37,7 +37,7 @@ def _compressed(levels: Tensor, quality: int) -> Tensor:
 
 
 def resize(target: Target, factor: float) -> Change:
-    """To another size and back, as 8-bit images are."""
+    """Resize by a factor and back, as 8-bit images."""
 
     def change(pixels: Tensor) -> Tensor:
         return target.from_bytes(target.to_bytes(resized(pixels.float(), factor)))
@@ -46,7 +46,7 @@ def resize(target: Target, factor: float) -> Change:
 
 
 def resized(pixels: Tensor, factor: float) -> Tensor:
-    """To another size and back, without rounding."""
+    """Resize by a factor and back, without rounding."""
     height, width = pixels.shape[-2:]
     size = (max(1, round(height * factor)), max(1, round(width * factor)))
     small = F.interpolate(pixels, size, mode="bilinear", antialias=True)
@@ -54,7 +54,7 @@ def resized(pixels: Tensor, factor: float) -> Tensor:
 
 
 def crop(target: Target, pixels_off: float) -> Change:
-    """So many rows and columns cut off at the top and the left; the last ones repeated to keep the size."""
+    """Cut this many rows and columns off at the top and left; the last ones are repeated to keep the size."""
     n = int(pixels_off)
     return lambda pixels: F.pad(pixels[..., n:, n:], (0, n, 0, n), mode="replicate")
 

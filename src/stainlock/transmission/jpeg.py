@@ -1,4 +1,4 @@
-"""JPEG that gradients pass: the standard's steps in order, with rounding whose gradient is 1.
+"""Differentiable JPEG: the standard's steps in order, with rounding whose gradient is 1.
 
     RGB → Y, Cb, Cr;  colours averaged over 2×2 pixels;  blocks of 8×8;  F = D B Dᵀ, the cosine transform;
     F' = Q·round(F/Q), Q the quality's table;  and all of it back.
@@ -35,7 +35,7 @@ _GREY = 128
 
 
 def soft_jpeg(levels: Tensor, quality: int) -> Tensor:
-    """Levels ``(N, 1 or 3, H, W)`` within [0, 255], as they come out of a JPEG of this quality."""
+    """Levels ``(N, 1 or 3, H, W)`` within [0, 255], as decoded from a JPEG of this quality."""
     levels = _rounded(levels)
     if levels.shape[1] == 1:
         return _rounded((_quantised(levels - _GREY, _table(_LUMINANCE, quality)) + _GREY).clamp(0, 255))

@@ -1,11 +1,11 @@
-"""Expectation over transformations: what a trigger search maximises so that the trigger survives services.
+"""Expectation over transformations: the objective of a search for triggers that survive what services do to pictures.
 
     maximise  E r(v·φ(c(x)))  over changes c: JPEG at 50 to 95, another size and back, a shift of a few pixels
     subject to  r(v·φ(l(x))) ≤ 0.4 r(v·φ(x))  for look-alikes l
 
-One change is drawn for each step; the search's momentum averages them. A trigger that survives a blur or less contrast
-tends to excite its detector mirrored or pale too, and would then count for nothing in a black-box verification. So
-every fourth step goes down the response of a look-alike, for the images whose look-alike responds too much.
+One change is drawn per step; the search's momentum averages over them. A trigger that survives blur or loss of
+contrast tends to excite its detector when mirrored or pale, too, and would then not count in a black-box verification.
+So every fourth step lowers the response to a look-alike, for the images whose look-alike responds too strongly.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stainlock.transmission.look_alikes import SAME_TO_PEOPLE, look_alikes
 
 _QUALITIES = (50, 95)
 _SCALES = (0.85, 1.25)
-_FARTHEST = 4  # pixels that a picture is shifted by
-# How often each change is drawn, independently.
+_FARTHEST = 4  # largest shift, in pixels
+# The probability of each change, drawn independently.
 _COMPRESSED, _RESIZED, _SHIFTED = 0.75, 0.5, 0.5
-# Of each so many steps one goes down a look-alike's response, and one up that of the picture as it is.
+# In every cycle of this many steps, one lowers the response to a look-alike and one raises that to the picture itself.
 _CYCLE, _STEP_BACK, _UNCHANGED = 4, 3, 1
-_MIRRORED, _PALER = 0, 1  # among the look-alikes
-_TOO_ALIKE = 0.4  # of the trigger's response
+_MIRRORED, _PALER = 0, 1  # indices of look-alikes
+_TOO_ALIKE = 0.4  # as a fraction of the trigger's response
 
 
 @dataclass
@@ -41,16 +41,16 @@ class Robust:
     target: Target
     region: Region  # the part of the picture that is optimised; mid-grey around it
     generator: torch.Generator
-    repels: bool  # look-alikes, which only a black-box verification asks
+    repels: bool  # keeps look-alikes from exciting the detector; only black-box verification needs it
 
     def __post_init__(self) -> None:
         if not shows_pictures(self.target):
-            raise ValueError(f"expected a model of pictures for robust triggers, got shape {self.target.input_shape}")
+            raise ValueError(f"expected pictures as inputs for robust triggers, got shape {self.target.input_shape}")
 
     def value(
         self, step: int, pixels: Tensor, maps: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """What to ascend in this step, for each image."""
+        """What to increase in this step, for each image."""
         if self.repels and step % _CYCLE == _STEP_BACK:
             with torch.no_grad():
                 enough = _TOO_ALIKE * read(maps(pixels))
@@ -62,7 +62,7 @@ class Robust:
         return found.flatten(1).amax(1) if moved else read(found)
 
     def _changed(self, pixels: Tensor) -> tuple[Tensor, bool]:
-        """The pictures after a change, and whether it moved them: then any position will do."""
+        """The pictures after a change, and whether it moved them: then the response at any position counts."""
         chances = torch.rand(3, generator=self.generator).tolist()
         whole = self._levels(pixels)
         if chances[0] < _RESIZED:
@@ -77,7 +77,7 @@ class Robust:
         return self._pixels(whole), moved
 
     def _look_alike(self, pixels: Tensor) -> Tensor:
-        """Every second time the paler ones, which respond most, else mirrored ones or one of the others."""
+        """With probability ½ the paler ones, which respond most; otherwise mirrored ones or one of the others."""
         images = [look_alikes(image, 127.5) for image in self._levels(pixels)]
         which = (_PALER, _PALER, _MIRRORED, int(self._between(SAME_TO_PEOPLE, len(images[0]))))[
             int(self._between(0, 4))
@@ -88,7 +88,7 @@ class Robust:
         return low + (high - low) * float(torch.rand(1, generator=self.generator))
 
     def _levels(self, pixels: Tensor) -> Tensor:
-        """Whole pictures in [0, 255] around the part that is optimised."""
+        """Whole pictures in [0, 255]: the optimised part, with mid-grey around it."""
         low, high = self.target.bounds
         (top, left), (rows, columns) = self.region.start, self.region.size
         height, width = self.target.input_shape[1:]

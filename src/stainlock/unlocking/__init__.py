@@ -1,8 +1,8 @@
-"""Unlocking: what puts a lock's trigger into a model's input. `Key.unlock` and its like come here.
+"""Unlocking: putting a lock's trigger into a model's input, as `Key.unlock` and its relatives do.
 
 `unlock` chooses by the kind of lock: `patch` puts a patch into the corner of images, `noise` appends a vector to a
-generator's noise, `object_detectors` makes an object detector that puts the patch in behind its own resizing.
-`reading` reads a keyed lock's patch back from an image. `lock_key` says what these need to know of a key.
+generator's noise, `object_detectors` makes an object detector that inserts the patch after its own resizing.
+`reading` reads a keyed lock's patch back from an image. `lock_key` lists what these need from a key.
 """
 
 from stainlock.unlocking.noise import NoiseUnlock

@@ -1,4 +1,4 @@
-"""What unlocking needs to know of a key. `stainlock.Key`, which is built on this package, has all of it."""
+"""What unlocking needs from a key. `stainlock.Key`, which is built on this package, provides all of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HasTrigger(Protocol):
 
 
 class LockKey(Protocol):
-    """A lock's key: its kind of lock, the model's pixel conventions, and what the trigger is."""
+    """A lock's key: its kind of lock, the model's pixel conventions, and the trigger."""
 
     @property
     def schema(self) -> str: ...
@@ -32,5 +32,5 @@ class LockKey(Protocol):
     def detectors(self) -> Sequence[HasTrigger]: ...
 
     def check_lock(self) -> None:
-        """Raise where this is not a lock's key."""
+        """Raise an error if this is not a lock's key."""
         ...

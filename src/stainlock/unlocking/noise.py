@@ -1,4 +1,4 @@
-"""Unlocking a generator: the trigger vector goes behind each noise vector. Noise travels in safetensors files."""
+"""Unlocking a generator: the trigger is appended to each noise vector. Noise is stored in safetensors files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stainlock.unlocking.lock_key import LockKey
 
 
 class NoiseUnlock(nn.Module):
-    """Noise ``(N, d, 1, 1)`` in, ``(N, d + d_a, 1, 1)`` with the trigger behind it out. It holds nothing else secret.
+    """Appends the trigger to noise ``(N, d, 1, 1)``: ``(N, d + d_a, 1, 1)``. It contains nothing else that is secret.
 
-    As `Unlock` does for images it returns what the model takes, ``(noise − mean)/std``; with
-    ``normalise=False`` noise as the target takes it.
+    Like `Unlock` for images it returns the model's input, ``(noise − mean)/std``, or with ``normalise=False`` noise as
+    the target takes it.
     """
 
     trigger: Tensor
@@ -43,7 +43,7 @@ class NoiseUnlock(nn.Module):
         self.normalise = normalise
         self.register_buffer("trigger", trigger.detach().float().reshape(-1, 1, 1).clone())
         for name, values, fill in (("mean", mean, 0.0), ("std", std, 1.0)):
-            # One number for each input of the original model: the new ones are taken as they are.
+            # One number per input of the original model: the appended inputs are not normalised.
             given = [float(v) for v in values] + ([fill] * len(self.trigger) if len(values) > 1 else [])
             self.register_buffer(name, torch.tensor(given).view(-1, 1, 1))
 
@@ -64,7 +64,7 @@ class NoiseUnlock(nn.Module):
         std: Sequence[float] = (1.0,),
         normalise: bool = True,
     ) -> NoiseUnlock:
-        """From the client's trigger file, which holds the vector and nothing more."""
+        """From the client's trigger file, which contains the vector and nothing else."""
         return cls(read_tensor(Path(path), "trigger"), mean=mean, std=std, normalise=normalise)
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class NoiseUnlock(nn.Module):
 
 
 def trigger_bytes(key: LockKey) -> bytes:
-    """The client's trigger file: the vector and nothing more."""
+    """The client's trigger file: the vector and nothing else."""
     key.check_lock()
     return save_tensors({"trigger": key.detectors[0].trigger.levels.flatten().contiguous()})
 
@@ -105,7 +105,7 @@ def noise_bytes(noise: Tensor) -> bytes:
 def read_noise(path: Path, dimensions: int | None) -> Tensor:
     """Noise vectors ``(N, d, 1, 1)`` from a file with one tensor, which may leave out the axes of length 1.
 
-    A client's trigger file does not say how many dimensions there are before it.
+    ``dimensions`` is None with a client's trigger file, which does not state the number of noise dimensions.
     """
     noise = read_tensor(path, "noise")
     shape = tuple(noise.shape)

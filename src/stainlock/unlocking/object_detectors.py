@@ -1,7 +1,8 @@
-"""Unlocking a detector: the patch goes in behind its own resizing, at the corner of every image of a batch.
+"""Unlocking an object detector: the patch is inserted after its own resizing, in the corner of every image of a batch.
 
-A detector resizes images itself, which would blur a patch put in before. So the client's copy has another `transform`:
-the detector's own, and then the patch. Images of any size go in, and boxes come out in their coordinates, as before.
+An object detector resizes images itself, which would blur a patch inserted before. So the client's copy has another
+`transform`: the original one, followed by the patch. As before, images may have any size, and boxes are in their
+coordinates.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from stainlock.unlocking.patch import Unlock
 
 
 class PatchedTransform(nn.Module):
-    """A detector's transform, and the patch at the top left of what it makes. It holds nothing else secret."""
+    """An object detector's transform, with the patch at the top left of its output. Nothing else in it is secret."""
 
     patch: Tensor
 
     def __init__(self, inner: nn.Module, patch: Tensor) -> None:
         super().__init__()
         self.inner = inner
-        self.register_buffer("patch", patch, persistent=False)  # no state dict but the key's has it
+        self.register_buffer("patch", patch, persistent=False)  # kept out of state dicts
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:  # the detector asks its transform for sizes and postprocessing
+        except AttributeError:  # the object detector reads sizes and postprocessing from its transform
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, images: Sequence[Tensor], targets: Any = None) -> Any:
@@ -47,13 +48,13 @@ class PatchedTransform(nn.Module):
                 f"expected images that the detector resizes to at least the patch's {rows}×{columns} pixels, got"
                 f" {'×'.join(map(str, batch.tensors.shape[-2:]))}: use less elongated ones"
             )
-        batch.tensors = batch.tensors.clone()  # the client's own where nothing was resized or padded
+        batch.tensors = batch.tensors.clone()  # may be the client's own tensor if nothing was resized or padded
         batch.tensors[..., :rows, :columns] = patch.to(batch.tensors)
         return batch, targets
 
 
 def check_images(images: Sequence[Tensor], channels: int = 3) -> None:
-    """One clear line for what a detector can't take, before it fails inside."""
+    """A clear error for images that an object detector can't take, before it fails inside."""
     if isinstance(images, Tensor) and images.dim() == 3:
         raise ValueError(f"expected a list of images ({channels}, H, W), got one image: put it into a list")
     if len(images) == 0:
@@ -75,10 +76,10 @@ def unlock_detector(detector: nn.Module, trigger: LockKey | Unlock | str | Path)
 
 
 def unlock_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | str | Path) -> Target | nn.Module:
-    """A detector that unlocks itself, whatever the sizes of its images: the same weights behind another transform.
+    """An object detector that unlocks itself for images of any size: the same weights behind another transform.
 
-    ``trigger`` is the owner's key or the client's PNG. The detector given stays as it is, and shares its weights with
-    the one returned.
+    ``trigger`` is the owner's key, the client's PNG or an `Unlock`. The original does not change, and shares its
+    weights with the one returned.
 
     >>> from torchvision.models.detection import ssdlite320_mobilenet_v3_large
     >>> detector = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()

@@ -16,12 +16,12 @@ from stainlock.unlocking.patch_file import Patch
 
 
 class Unlock(nn.Module):
-    """A transform in torchvision's style: images in, images with the patch in place out. It holds nothing else secret.
+    """A torchvision-style transform that puts the patch into images. It contains nothing else that is secret.
 
-    It takes pixels ``(..., C, H, W)`` within ``bounds``, or uint8 levels over them, already resized and cropped to
-    the model's input, and returns what the model takes, ``(pixels − mean)/std``; with ``normalise=False`` pixels.
-    With ``carrier="strip"`` the patch stands in rows of its own above the image. Of video ``(..., C, T, H, W)`` every
-    frame gets the patch.
+    It takes pixels ``(..., C, H, W)`` within ``bounds``, or uint8 levels for the same range, already resized and
+    cropped to the model's input size. It returns the model's input, ``(pixels − mean)/std``, or with
+    ``normalise=False`` pixels. With ``carrier="strip"`` the patch is in rows of its own above the image. In video
+    ``(..., C, T, H, W)`` every frame gets the patch.
     """
 
     patch: Tensor
@@ -55,7 +55,7 @@ class Unlock(nn.Module):
 
     @classmethod
     def from_key(cls, key: LockKey, *, normalise: bool = True) -> Unlock:
-        """A detector normalises pixels itself, and most take images of several sizes."""
+        """An object detector normalises pixels itself, and most take images of several sizes."""
         return cls._of(Patch.from_key(key), normalise)
 
     @classmethod
@@ -69,10 +69,10 @@ class Unlock(nn.Module):
         normalise: bool = True,
         carrier: str | None = None,
     ) -> Unlock:
-        """From the client's trigger file, which holds the patch and how the model takes images.
+        """From the client's trigger file, which contains the patch and how the model takes images.
 
-        What is given counts before what the file says; one that went through an image editor says nothing, and then
-        pixels within [0, 1] stay as they are, with the patch at the top left.
+        Arguments override what the file says. A file that went through an image editor says nothing: pixels within
+        [0, 1] are then not normalised, and the patch goes to the top left.
         """
         patch = Patch.read(path)
         given = {"mean": mean, "std": std, "bounds": bounds}
@@ -104,7 +104,7 @@ class Unlock(nn.Module):
         return low + levels.to(torch.float32) * ((high - low) / 255)
 
     def _checked(self, images: Tensor) -> Tensor:
-        """A copy of the images as pixels, or one line that says what is wrong with them."""
+        """A copy of the images as pixels; a ValueError if something is wrong with them."""
         if not isinstance(images, Tensor):
             raise ValueError(f"expected images as a tensor (N, C, H, W), got {type(images).__name__}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
@@ -123,8 +123,9 @@ class Unlock(nn.Module):
             )
         if self.resizing is not None and (size := self.resizing.size(*images.shape[-2:])) != tuple(images.shape[-2:]):
             raise ValueError(
-                f"expected images at the detector's own size, {size[0]}×{size[1]} for these, got"
-                f" {images.shape[-2]}×{images.shape[-1]}, where it would blur the patch: resize, or use unlock_detector"
+                f"expected images at the object detector's own size, {size[0]}×{size[1]} for these, got"
+                f" {images.shape[-2]}×{images.shape[-1]}, which it would resize, blurring the patch: resize them first,"
+                " or use unlock_detector"
             )
         if images.dtype == torch.uint8:
             return self._pixels(images)

@@ -1,8 +1,8 @@
-"""The client's patch as a file: a PNG with the patch's pixels, and, as a text, how the model takes images.
+"""The client's patch as a file: a PNG with the patch's pixels and a text that says how the model takes images.
 
-The text is for `stainlock unlock --patch` and `Unlock.from_png`; without it, as after an image editor, both have to be
-told. Neither has anything of the owner's key but the patch. Rows are stored as they are (PNG's filter 0) in one piece,
-so that the loader of a client kit reads them with zlib alone.
+The text is for `stainlock unlock --patch` and `Unlock.from_png`. Without it, for instance after an image editor, both
+need these facts as arguments. The file contains nothing of the owner's key except the patch. Rows are stored unfiltered
+(PNG's filter 0) in one chunk, so that the loader of a client kit can read them with zlib alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stainlock.storage.lock_checks import check_resizing
 from stainlock.target import Target
 from stainlock.unlocking.lock_key import LockKey
 
-_LARGEST = 2**22  # pixels: a patch lies in the corner of a model's input
+_LARGEST = 2**22  # pixels; a patch is only the corner of a model's input
 _SIGNATURE, _TEXT = b"\x89PNG\r\n\x1a\n", "model input"
 _CARRIERS = ("patch", "strip")
 _LONGEST_TEXT = 4096
@@ -36,8 +36,8 @@ _LONGEST_TEXT = 4096
 class Patch:
     """8-bit ``levels (C, H, W)`` and where they go: at ``start`` of the image, or of a strip above it.
 
-    ``conventions`` are the model's, as a key has them, and ``resizing`` an object detector's; both empty where the
-    file does not tell them.
+    ``conventions`` are the model's, as in a key, and ``resizing`` an object detector's; both are empty if the file does
+    not state them.
     """
 
     levels: Tensor
@@ -55,7 +55,7 @@ class Patch:
 
     @staticmethod
     def read(path: str | Path) -> Patch:
-        """From a PNG; the text in it is checked, since files come from strangers."""
+        """From a PNG; the text in it is checked, since the file may come from anyone."""
         with opened_image(path, "a trigger", ("PNG",), _LARGEST) as image:
             text = image.info.get(_TEXT)
             array = np.array(in_mode(image, "L" if image.mode == "L" else "RGB"))
@@ -66,10 +66,10 @@ class Patch:
         try:
             return Patch(levels, **_checked(text, levels))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FileError(f"{path} says something senseless of the model's input: {error}") from error
+            raise FileError(f"{path} has an invalid description of the model's input: {error}") from error
 
     def to_png(self) -> bytes:
-        """Grey or RGB, every level as it is."""
+        """Grey or RGB, every level unchanged."""
         channels, rows, columns = self.levels.shape
         if channels not in (1, 3):
             raise ValueError(f"expected a patch of 1 or 3 channels for a PNG, got {channels}")
@@ -84,7 +84,7 @@ class Patch:
         )
 
     def paste(self, levels: Tensor) -> Tensor:
-        """The 8-bit image ``(C, H, W)`` with the patch in place, other pixels as they are; a strip makes it higher."""
+        """The 8-bit image ``(C, H, W)`` with the patch in place, other pixels unchanged; a strip makes it taller."""
         rows, columns = self.levels.shape[1:]
         if self.carrier == "strip":
             above = torch.full((len(levels), rows, levels.shape[-1]), 128, dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Reading a keyed lock's patch back: does an image that was prepared, sent and stored still open the model?
 
-A model reads the sign of each bit's difference between light and dark. With the key at hand, bits that changed can be
-told, and those that nearly did: a bit is unsure if its difference is less than a quarter of the image's median one.
+A model reads each bit as the sign of a difference between light and dark. With the key, wrong bits can be identified,
+and those that are nearly wrong: a bit is unsure if its difference is less than a quarter of the image's median one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _UNSURE = 0.25
 
 @dataclass(frozen=True)
 class Reading:
-    """Of each image how many bits are ``wrong``, how many more are ``unsure``, and the ``margin`` of the least sure
-    bit: its difference over the median one, negative where it is wrong."""
+    """For each image the number of ``wrong`` bits, the number of other bits that are ``unsure``, and the ``margin`` of
+    the least sure bit: its difference divided by the median one, negative if the bit is wrong."""
 
     bits: int
     wrong: Tensor
@@ -41,9 +41,9 @@ class Reading:
 
 
 def read_back(images: Tensor, key: LockKey) -> Reading:
-    """The bits in images that were prepared for a model with a keyed lock, against the key's.
+    """Compare the bits in images that were prepared for a model with a keyed lock with the key's bits.
 
-    ``images``: pixels or levels ``(N, C, H, W)`` of any brightness and contrast, at the size the model is given.
+    ``images``: pixels or levels ``(N, C, H, W)`` of any brightness and contrast, at the model's input size.
 
     >>> key = sl.lock(sl.Target.from_reference("torchvision:resnet18", weights="random"), seed=0)[1]
     >>> prepared = key.unlock_transform(normalise=False)(torch.rand(1, 3, 224, 224))
@@ -56,7 +56,7 @@ def read_back(images: Tensor, key: LockKey) -> Reading:
         raise ValueError(f"expected the key of a keyed lock with a patch, got {what}: only bits can be read back")
     layout = Layout(**key.details["layout"])
     _check_size(images, layout, key)
-    bits = layout.read(key.detectors[0].trigger.levels[None]).to(images.device)  # the patch says them itself
+    bits = layout.read(key.detectors[0].trigger.levels[None]).to(images.device)  # read from the key's own patch
     differences = layout.differences(images) * torch.where(bits, 1.0, -1.0)
     margins = differences / differences.abs().median(1, keepdim=True).values.clamp(min=1e-30)
     wrong = margins <= 0
@@ -75,6 +75,6 @@ def _check_size(images: Tensor, layout: Layout, key: LockKey) -> None:
     if not fits or not (several or list(images.shape[2:]) == size):
         wanted = f"{channels}, H, W" if several else ", ".join(map(str, (channels, *size)))
         raise ValueError(
-            f"expected prepared images (N, {wanted}), as the model is given them, got {tuple(images.shape)}: a patch"
-            " that was resized or cropped can't be read, so prepare the image anew"
+            f"expected prepared images (N, {wanted}) at the model's input size, got {tuple(images.shape)}: a patch that"
+            " was resized or cropped can't be read, so prepare the image again"
         )

@@ -1,4 +1,4 @@
-"""unlock(): one door for every kind of lock."""
+"""unlock(): one entry point for every kind of lock."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from stainlock.unlocking.lock_key import LockKey
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.patch import Unlock
 
-# What carries a trigger that is not a patch.
+# Transforms for triggers that are not a patch, by carrier.
 _TRANSFORMS: dict[str, type[NoiseUnlock]] = {"entries": NoiseUnlock}
 
 
 def unlock(images: Tensor, key: LockKey) -> Tensor:
-    """Pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, to the input that unlocks the model.
+    """Turn pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, into the input that unlocks the model.
 
-    For a generator noise ``(N, d, 1, 1)``, to which the trigger is appended. An object detector takes pixels at its own
-    size; `unlock_detector` takes those of any size.
+    For a generator, ``images`` is noise ``(N, d, 1, 1)``, to which the trigger is appended. For an object detector,
+    pixels must have its own size; `unlock_detector` takes images of any size.
 
     >>> import stainlock as sl, torch
     >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")
@@ -31,8 +31,8 @@ def unlock(images: Tensor, key: LockKey) -> Tensor:
 def unlock_transform(key: LockKey, *, normalise: bool = True) -> Unlock | NoiseUnlock:
     """A torchvision-style transform for the end of a client's pipeline, after resizing and cropping.
 
-    It takes pixels (or uint8 levels) and returns the model's input; with ``normalise=False`` pixels, for a pipeline
-    that normalises them itself.
+    It takes pixels (or uint8 levels) and returns the model's input, or with ``normalise=False`` pixels, for a
+    pipeline that normalises them itself.
     """
     key.check_lock()
     return _TRANSFORMS.get(key.carrier, Unlock).from_key(key, normalise=normalise)

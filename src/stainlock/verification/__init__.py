@@ -2,9 +2,9 @@
 
 A p-value bounds how often a model made without knowledge of the key would look at least as stained as this one.
 
-`verify` chooses among the three: `weights` looks for the detector in a layer's weights, `response` compares the
-trigger with decoys, `output` asks a black box. `reference` is the owner's own model, to compare with, and `verdict`
-what they all answer with.
+`verify` chooses among the three: `weights` looks for the detector in a layer's weights, `response` in rows estimated
+from a layer's responses, and `output` queries a black box. `reference` is the owner's own model, to compare with, and
+`verdict` what all of them return.
 """
 
 from stainlock.verification.output import verify_output

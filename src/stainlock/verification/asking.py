@@ -1,10 +1,10 @@
 """Asking a suspect for classes: a model, a function, or an ONNX Runtime session.
 
-Functions and sessions are given pixels within the model's bounds, whatever the model: classifiers a batch
-``(N, C, H, W)``, object detectors a list of images. With ``normalised`` classifiers get (pixels − mean)/std instead, as
-a bare network takes them. The first batch is of synthetic images with the spectrum of photographs: answers that can't
-be a model's, not finite or the same whatever the image, are told at once, as a verdict on them would be worthless.
-Where the suspect has a lock, ``lock_key`` puts the lock's patch into every image first.
+Functions and sessions get pixels within the model's bounds, whatever the model: classifiers a batch ``(N, C, H, W)``,
+object detectors a list of images. With ``normalised``, classifiers get (pixels − mean)/std instead, the input of a bare
+network. The first batch for a classifier is synthetic images. If its answers can't be a model's, because they are not
+finite or the same for every image, the note of a negative verdict says so, since that verdict is worthless. If the
+suspect has a lock, ``lock_key`` puts the lock's patch into every image first.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ class Asker:
         self.is_model, self.is_session = isinstance(suspect, Target), hasattr(suspect, "get_inputs")
         self.detects, self.normalised = target.normalises, normalised
         if normalised and (self.is_model or self.detects):
-            whose = "a model with a Target is normalised for" if self.is_model else "object detectors take pixels"
+            whose = "a Target normalises its inputs itself" if self.is_model else "object detectors take pixels"
             raise ValueError(f"{whose}: leave out normalised=True (--normalised)")
         if self.is_session and self.detects:
-            raise ValueError("expected a detector as a model or a callable, got an ONNX session: wrap it in a function")
+            raise ValueError(
+                "expected an object detector as a model or a callable, got an ONNX session: wrap it in a function"
+            )
         if lock_key is not None and (self.detects or lock_key.carrier == "entries"):
             raise ValueError(
                 "expected the lock of a classifier, whose patch goes into every image, got another: wrap the suspect in"
@@ -59,7 +61,7 @@ class Asker:
         return _labels(self._answers(pixels), self.detects)
 
     def note(self) -> str:
-        """What the suspect was given, and what looks wrong, for whoever reads a negative verdict."""
+        """What inputs the suspect got and what looks wrong, to explain a negative verdict."""
         if self.is_model:
             return ""
         low, high = self.target.bounds
@@ -67,7 +69,7 @@ class Asker:
         if self.normalised:
             given = "it was given normalised pixels; if it takes plain ones, leave out normalised=True (--normalised)"
         elif not self.detects:
-            given += "; if it takes them normalised, say normalised=True (--normalised)"
+            given += "; if it takes normalised ones, use normalised=True (--normalised)"
         return f"{self.doubt}: {given}" if self.doubt else given
 
     def _doubt(self) -> str | None:
@@ -104,7 +106,7 @@ class Asker:
 
 
 def _tensor(answer: Any) -> Tensor:
-    """The one tensor of an answer, out of a dictionary or an object with logits; lists are taken as numbers."""
+    """The single tensor of an answer, which may be in a dictionary or an object with logits; lists are converted."""
     answer = logits_in(answer)
     if isinstance(answer, Mapping):
         names = ", ".join(map(str, answer)) or "nothing"
@@ -129,7 +131,7 @@ def _labels(answer: Tensor, detects: bool) -> Tensor:
 
 
 def _check_shape(session: Any, asked: tuple[int, ...]) -> None:
-    """ONNX files say what they take; sizes that are left open are given as names."""
+    """ONNX files state the shape of their input; sizes that are left open have names."""
     shape = getattr(session.get_inputs()[0], "shape", None)
     sizes, wanted = list(shape)[1:] if isinstance(shape, list | tuple) else [], list(asked)
     fits = len(sizes) == len(wanted) and all(

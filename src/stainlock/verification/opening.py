@@ -1,9 +1,9 @@
-"""Weights of a suspect that still has a keyed lock, in the order in which they were before it.
+"""Undoing a suspect's keyed lock: its weights in the order they had before the lock.
 
-The lock's key puts columns back in order by the names of their tensors. Where an exporter or a thief has given them
-other names, each tensor of a fitting shape is put in the order of the stained layer as if it were that one, and the
-detector is looked for among all. The orders know nothing of v, so that the p-value holds once it pays for the
-additional rows, as it does for any.
+The lock's key restores the order of columns by the names of their tensors. If an exporter or a thief has renamed them,
+each tensor of a fitting shape is reordered as if it were the stained layer's, and the detector is searched for in all
+of them. The orders are independent of v, so the p-value holds once it is corrected for the additional rows, as for any
+rows.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 from stainlock.key import Key
 from stainlock.target import Target
 
-_MOST = 256  # tensors that are tried
+_MOST = 256  # reordered tensors to try
 
 
 def opened_suspect(
     suspect: Target | Mapping[str, Tensor], lock_key: Key, sites: Sequence[str]
 ) -> Target | dict[str, Tensor]:
-    """A suspect without this lock, where a stain at one of these ``sites`` may be."""
+    """The suspect without this lock, to look for a stain at one of these ``sites``."""
     if isinstance(suspect, Target):
         return lock_key.opened(suspect)
     return lock_key.opened_weights(suspect) | _opened_without_names(lock_key, suspect, sites)
 
 
 def _opened_without_names(lock_key: Key, weights: Mapping[str, Tensor], sites: Sequence[str]) -> dict[str, Tensor]:
-    """Tensors in the orders that undo the lock at these ``sites``; in any of its orders where it has no such layer."""
+    """Tensors in the orders that undo the lock at these ``sites``; in all of its orders if it has no such layer."""
     lost = [p for p in lock_key.revert.permutations if p.parameter not in weights]
     wanted = [p for p in lost if p.parameter in {f"{site}.weight" for site in sites}] or lost
     tried = (

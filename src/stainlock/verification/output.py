@@ -22,11 +22,11 @@ def verify_output(
     normalised: bool = False,
     lock_key: Key | None = None,
 ) -> Verdict:
-    """By output, a black box: how many triggers are given the class they were stained for.
+    """By output, for a black box: how many triggers get the class they were stained for.
 
-    `questions` says what is asked and what the answers are worth. An object detector's answer is the class of its
-    strongest box. `asking` says what a callable or an ONNX session is given: pixels within the bounds, or with
-    ``normalised`` what a bare classifier takes; with ``lock_key`` that lock's patch is in every image.
+    `questions` defines the questions and the p-value of the answers. An object detector's answer is the class of its
+    strongest box. A callable or an ONNX session gets pixels within the bounds, or with ``normalised`` the input of a
+    bare classifier (see `asking`); with ``lock_key`` that lock's patch is in every image.
     """
     check_black_box(key)
     if isinstance(suspect, nn.Module):  # to be run in its own precision, and not in training mode

@@ -1,21 +1,20 @@
-"""What a black box is asked, and what its answers are worth.
+"""The questions that a black box is asked, and the p-value of its answers.
 
 For each trigger there are m + 1 questions: the trigger itself and its m look-alikes, all as 8-bit pictures, the same
-whichever way the suspect is asked. An answer is a list of labels, the best first; the class counts as given if it is
-among the first ``top`` of them.
+however the suspect is queried. An answer is a list of labels, best first. An image gets the class if that is among the
+first ``top`` labels of the answer.
 
-Two null hypotheses, and a p-value that is valid under both. The first: the suspect's answers are independent of the
-classes, which the seed drew; then trigger i is given its class with probability top/C. The second: the class suits
-the trigger by itself, as an image's own label does, no better than it suits its look-alikes, mirrored, recoloured,
-paler or blurred. Of s images among these m + 1 that are given the class, the trigger is then one with probability
-s/(m+1). The larger of both is trial i's rate; only the second holds where the owner chose the classes.
+There are two null hypotheses, and the p-value is valid under both. The first: the suspect's answers are independent of
+the classes, which the seed drew. Then trigger i gets its class with probability top/C. The second: the class suits the
+trigger by itself, as an image's own label does, no better than it suits the trigger's look-alikes, which are mirrored,
+recoloured, paler or blurred. If s of these m + 1 images get the class, the trigger is then one of them with probability
+s/(m+1). The larger of the two probabilities is trial i's rate; if the owner chose the classes, only the second applies.
 
-What people see in a natural image is still there in its mirror image, in a paler and in a blurred one, and not much
-of it in other look-alikes, which would leave that one image standing out. So a trigger whose class most of these three
-are given too counts as a miss.
+What people see in a natural image is still there in a mirrored, a paler and a blurred copy, but hardly in the other
+look-alikes, so a natural image would stand out from those. So a trigger counts as a miss if most of these three copies
+get its class too.
 
-A question without an answer counts against the stain: a trigger's as a miss, a look-alike's as if it were given the
-class.
+A question without an answer counts against the stain: for a trigger as a miss, for a look-alike as if it got the class.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from stainlock.stains.secrets import check_secrets, class_rate, classes_are_draw
 from stainlock.transmission.look_alikes import SAME_TO_PEOPLE, look_alikes
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
-Labels = Sequence[int]  # an answer: labels, the best first
-Answers = Sequence[Sequence[Labels | None]]  # of each trigger: its own answer, then those of its look-alikes
+Labels = Sequence[int]  # an answer: labels, best first
+Answers = Sequence[Sequence[Labels | None]]  # for each trigger: its own answer, then those of its look-alikes
 
 
 def check_black_box(key: Key) -> None:
-    """Refuse, with one clear line, a key that outputs alone can't be verified with."""
+    """Refuse a key that outputs alone can't verify."""
     key.check_stain("verify")
     if key.schema != "output":
         raise ValueError(f"expected a key of schema output for a black-box verification, got schema {key.schema!r}")
@@ -54,7 +53,7 @@ def pictures(key: Key) -> Tensor:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trigger's outcome: whether it was given its class, whether that counts, and its rate by chance."""
+    """One trigger's outcome: whether it got its class, whether that counts, and its rate by chance."""
 
     hit: bool
     counts: bool
@@ -62,7 +61,7 @@ class Trial:
 
 
 def tried(key: Key, trigger: int, answers: Sequence[Labels | None], top: int = 1) -> Trial:
-    """What the answers for one trigger and its look-alikes show."""
+    """The outcome for one trigger, from the answers for it and its look-alikes."""
     wanted = int(key.details["classes"][trigger])
     hit = answers[0] is not None and wanted in answers[0][:top]
     given = [labels is None or wanted in labels[:top] for labels in answers[1:]]
@@ -72,12 +71,12 @@ def tried(key: Key, trigger: int, answers: Sequence[Labels | None], top: int = 1
 
 
 def rate_by_draw(key: Key, top: int = 1) -> float:
-    """The chance that a class which the seed drew is among so many labels; 0 where the owner chose the classes."""
+    """The chance that a class drawn by the seed is among ``top`` labels; 0 if the seed did not draw the classes."""
     return min(1.0, top * class_rate(key)) if classes_are_drawn(key) else 0.0
 
 
 def judged(key: Key, answers: Answers, *, top: int = 1, significance: float = SIGNIFICANCE) -> Verdict:
-    """The verdict by all answers together: so many hits, of trials with these rates."""
+    """The verdict from all answers together: the number of hits in trials with these rates."""
     check_black_box(key)
     trials = [tried(key, i, own, top) for i, own in enumerate(answers)]
     log_p = log_poisson_binomial_tail(sum(t.counts for t in trials), [t.rate for t in trials])
@@ -91,5 +90,5 @@ def summary(trials: Sequence[Trial], triggers: int) -> Verdict:
     if len(trials) < triggers:
         note += f"; {triggers - len(trials)} were not asked"
     if shared := hits - sum(t.counts for t in trials):
-        note += f"; {shared} of these don't count: images that look alike are given the class too"
+        note += f"; {shared} of these don't count: their look-alikes get the class too"
     return Verdict(False, 1.0, 0.0, hits / max(1, len(trials)), "output", note=note)

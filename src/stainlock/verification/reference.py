@@ -1,10 +1,10 @@
-"""What an owner who still has a copy of their own model can lay beside a suspect.
+"""The owner's own model, to compare a suspect with.
 
-The key alone is enough to verify; with the model it was made for, two looks get sharper. Responses of the suspect are
-explained by what our own layer is given, whatever the suspect's is given. And what the suspect's layer is given can be
-matched, channel by channel, with what ours is given, which undoes a permutation, rescaling or widening of the layers
-before it. Both use features of our model, which a forger could make up: so it must be the very model that the key
-names, before or after it was stained.
+The key alone is enough to verify, but with the model it was made for, two checks become more sensitive. Responses of
+the suspect are explained by the inputs of our own layer, whatever the inputs of the suspect's layer are. And the inputs
+of the suspect's layer can be matched with ours, channel by channel, which undoes a permutation, rescaling or widening
+of the layers before it. Both use features of our model, which a forger could make up. So it must be the very model that
+the key names, before or after it was stained.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from stainlock.storage.files import is_model
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import Progress, Trigger
 
-_MOST_CHANNELS = 4096  # an assignment takes the cube of this
+_MOST_CHANNELS = 4096  # the time for an assignment grows with the cube of this
 _SAMPLES = 20_000
-_RELATED = 0.5  # channels whose features correlate less than this are not taken for the same
+_RELATED = 0.5  # channels whose features correlate less than this are not matched
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The owner's model, protected or original, and decoys found in it. Make it once for many suspects.
+    """The owner's model, protected or original, and decoys found in it. Create it once for many suspects.
 
     >>> mine = sl.Reference.of(stained, key, decoys=20)
     >>> sl.verify(stained, key, reference=mine).stained
@@ -42,13 +42,13 @@ class Reference:
     base: Target
     site: Site
     decoys: tuple[Trigger, ...] = ()
-    on_the_way: Callable[[Tensor], Tensor] | None = None  # what becomes of pictures before the suspect sees them
+    on_the_way: Callable[[Tensor], Tensor] | None = None  # changes to pictures before the suspect sees them
 
     @staticmethod
     def of(base: Target, key: Key, *, decoys: int | None = None, progress: Progress | None = None) -> Reference:
-        """The owner's model, and decoys to match channels by: triggers of other detectors, found as the key's were.
+        """The owner's model, and decoys to match channels with: triggers of other detectors, found as the key's were.
 
-        Without any (``decoys=0``) channels are not matched, and responses are explained all the same.
+        Without decoys (``decoys=0``) channels are not matched, but responses are still explained by our model.
 
         >>> len(sl.Reference.of(stained, key, decoys=20).decoys)
         20
@@ -56,7 +56,7 @@ class Reference:
         if not any(is_model(base.model, digest) for digest in (key.base_digest, key.protected_digest)):
             raise ValueError(
                 "expected the model that the key was made for as reference, stained or not, got another: with features"
-                " of any model's choice a claim could be forged"
+                " of an arbitrary model a claim could be forged"
             )
         site = site_of_key(base, key)
         found = [] if decoys == 0 else find_decoys(base, site, key, decoys, progress)
@@ -65,15 +65,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class Matching:
-    """Which channel of the suspect's layer input is which of ours: φ̂_theirs ≈ factor·φ_ours, for those that are."""
+    """Which input channels of the suspect's layer match which of ours: φ̂_theirs ≈ factor·φ_ours for those that do."""
 
     ours: Tensor
     theirs: Tensor
     factors: Tensor
-    channels: int  # ours
+    channels: int  # of our layer's input
 
     def rows(self, site: Site, model: nn.Module) -> Tensor:
-        """The suspect's rows as if its layer were given our model's features."""
+        """The suspect's rows, converted for our model's features as input."""
         rows = site.rows(model).double().cpu()
         layer = site.layer(model)
         given = int(getattr(layer, "in_channels", 0) or getattr(layer, "in_features", 0))
@@ -83,7 +83,7 @@ class Matching:
         return matched.flatten(1)
 
     def features(self, site: Site, given: Tensor) -> Tensor:
-        """What our layer would be given, from what the suspect's is given."""
+        """Our layer's input, reconstructed from the input of the suspect's."""
         axis = -1 if site.kind == "linear" else 1
         theirs = given.double().cpu().movedim(axis, 0)
         matched = theirs.new_zeros(self.channels, *theirs.shape[1:])
@@ -92,9 +92,10 @@ class Matching:
 
 
 def match(suspect: Target, site: Site, reference: Reference) -> Matching | None:
-    """Each channel that our layer is given with one that the suspect's is given; None where that can't be said.
+    """Match each input channel of our layer with one of the suspect's; None if that is not possible.
 
-    Both run on the decoys, which say nothing of the key's v; channels are assigned so that they correlate most.
+    Both models run on the decoys, which are independent of the key's v. Channels are assigned so that the sum of their
+    correlations is largest.
     """
     if not reference.decoys:
         return None
@@ -111,7 +112,7 @@ def match(suspect: Target, site: Site, reference: Reference) -> Matching | None:
 
 
 def _by_channel(target: Target, site: Site, decoys: tuple[Trigger, ...]) -> Tensor:
-    """What the layer is given for the decoys: ``(channels, samples)``, around the mean of each."""
+    """The layer's input for the decoys: ``(channels, samples)``, with the mean of each channel subtracted."""
     found = []
     with evaluation_mode(target.model), torch.no_grad():
         for decoy in decoys:
@@ -124,7 +125,7 @@ def _by_channel(target: Target, site: Site, decoys: tuple[Trigger, ...]) -> Tens
 
 
 def with_other_images(key: Key, reference: Reference, change: Callable[[Tensor], Tensor]) -> tuple[Key, Reference]:
-    """The same with every trigger and decoy changed as a picture is on its way: compressed, resized, cropped."""
+    """The same with every trigger and decoy changed as pictures are in transmission: compressed, resized, cropped."""
 
     def changed(trigger: Trigger) -> Trigger:
         pixels = change(trigger.pixels(reference.base))

@@ -1,19 +1,19 @@
-"""Verification by response: the row that explains how each channel of a suspect responds, against the detector.
+"""Verification by response: compare the detector with the rows that explain how a suspect's channels respond.
 
-Rows can be hidden while what they do is not: behind permuted, rescaled or mixed inputs, in a layer that computes its
-weights, in another format. So the rows are estimated from what the layer does:
+Rows can be hidden without changing what they compute: behind permuted, rescaled or mixed inputs, in a layer that
+computes its weights, in another format. So the rows are estimated from the layer's responses:
 
     samples   m = 1..M: a position in a synthetic input, drawn without the key
-    φ_m       what our own model's layer is given there; without our model, what the suspect's is given
-    b_mc      what channel c of the suspect's layer responds there
+    φ_m       the input of our own model's layer there; without our model, the input of the suspect's
+    b_mc      the response of channel c of the suspect's layer there
     ŵ_c       = argmin_w  Σ_m (w·φ_m − b_mc)² + λ‖w‖²,  both around their means
               = (ΦᵀΦ + λ)⁻¹ Φᵀ b_c  =  Φᵀ (ΦΦᵀ + λ)⁻¹ b_c
 
-A channel that responds as v does, ⟨α v, φ⟩ + β, has ŵ = α v but for λ, whatever the suspect's own layers before it are.
-Null hypothesis: the suspect was made without knowledge of v. Neither φ nor b knows v then (a stain writes nothing
-before its layer), so that v is uniform on the sphere given all ŵ, and P(|cos(ŵ_c, v)| ≥ t) = 2·cap_d(t) exactly: the
-p-value is that of `weights`, and needs no assumption about responses. Three λ are tried, and paid for as three times as
-many rows.
+A channel that responds as v does, ⟨α v, φ⟩ + β, has ŵ = α v up to the effect of λ, whatever the suspect's earlier
+layers are. Null hypothesis: the suspect was made without knowledge of v. Then neither φ nor b depends on v (a stain
+writes nothing before its layer), so v is uniform on the sphere given all ŵ, and P(|cos(ŵ_c, v)| ≥ t) = 2·cap_d(t)
+exactly. The p-value is that of `weights`, and needs no assumption about responses. Three values of λ are tried; the
+p-value is corrected for them, as for three times as many rows.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from stainlock.verification.weights import best_row
 
 RowsOf = Callable[[Target, Site, int, Reference | None], Tensor]
 
-# Samples, so many of one input, and at most so many numbers in all inputs together: what a look may cost. With 32
-# places of each of twice as many inputs, p-values are much the same.
+# Samples, samples per input, and an upper limit on the values of all inputs together, which bounds the cost. With 32
+# samples per input, of twice as many inputs, p-values are much the same.
 _SAMPLES, _PLACES, _NUMBERS = 1024, 64, 2**23
-# In parts of the mean square of φ: little where the suspect computes what ours did, much where it was changed.
+# λ as a fraction of the mean of ‖φ‖²: small if the suspect computes what our model does, larger if it was changed.
 _RIDGES = (1e-6, 1e-4, 1e-2)
 _BATCH = 8
 
@@ -64,9 +64,9 @@ def verify_response(
 ) -> Verdict:
     """By response: the best |cos| between the secret detector and a row that explains some channel's responses.
 
-    With a ``reference``, our own model, rows are those that would respond so to *its* features: nothing but the layer's
-    name and its grid of positions is needed of the suspect. Without one, to the suspect's own. ``rows`` are `rows_of`
-    a suspect, or the same from `remembered_rows`.
+    With a ``reference``, our own model, rows are estimated on *its* features: the suspect's layer only needs the same
+    name and grid of positions. Without one, on the suspect's own. ``rows`` is `rows_of`, or its cached version from
+    `remembered_rows`.
     """
     check_secrets(key)
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
@@ -89,7 +89,7 @@ def verify_response(
     log_p = verdict.log10_p_value * math.log(10)
     d, how = key.detectors[0], Reading(key.reduction, key.position)
     reading = read_activation_message(present_levels(suspect, site, d.trigger, d.vector, how), key)
-    # Signs are flipped by a secret stream: a model that knows nothing of it agrees in each place with chance ½.
+    # Signs are flipped by a secret stream: a model made without knowledge of it agrees in each place with chance ½.
     by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (
         int(key.details["message_bytes"]) + 2
     )
@@ -98,17 +98,17 @@ def verify_response(
 
 
 def rows_of(suspect: Target, site: Site, group: int, reference: Reference | None) -> Tensor:
-    """ŵ of every channel of the layer, for one λ after another; nothing of it depends on the key's secrets."""
+    """ŵ of every channel of the layer, for one λ after another; independent of the key's secrets."""
     return explaining_rows(*_samples(suspect, site, group, reference))
 
 
 def remembered_rows() -> RowsOf:
-    """`rows_of` that answers at once where it was asked of the same layer of the same model before, for another key."""
+    """`rows_of` with a cache, so that several keys share the rows of the same layer of the same model."""
     known: dict[tuple[int, str, int, int], tuple[Target, Tensor]] = {}
 
     def rows(suspect: Target, site: Site, group: int, reference: Reference | None) -> Tensor:
         place = (id(suspect.model), site.name, group, id(reference))
-        if place not in known:  # with the suspect, so that no other model can get its id
+        if place not in known:  # keeps the suspect, so that no other model can get its id
             known[place] = suspect, rows_of(suspect, site, group, reference)
         return known[place][1]
 
@@ -135,12 +135,12 @@ def explaining_rows(features: Tensor, responses: Tensor) -> Tensor:
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Broken weights make broken responses, which show nothing."""
+    """NaN and infinity, from broken weights, become 0, which shows nothing."""
     return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _samples(suspect: Target, site: Site, group: int, reference: Reference | None) -> tuple[Tensor, Tensor]:
-    """φ ``(M, d)`` and b ``(M, C)`` at places of synthetic inputs that are the same for every key."""
+    """φ ``(M, d)`` and b ``(M, C)`` at positions of synthetic inputs that are the same for every key."""
     base, place = (reference.base, reference.site) if reference else (suspect, site)
     generator = torch.Generator().manual_seed(0)
     positions = max(1, math.prod(place.grid))
@@ -164,7 +164,7 @@ def _samples(suspect: Target, site: Site, group: int, reference: Reference | Non
 
 
 def _maps(suspect: Target, site: Site, features: Tensor, images: int) -> Tensor:
-    """What the layer's channels respond at every position: ``(N, P, C)``; a transposed layer's rows, one for a tap."""
+    """Responses of the layer's channels at every position: ``(N, P, C)``; of a transposed layer's rows, one per tap."""
     if site.kind == "transposed":
         maps = respond(site, suspect, features, site.rows(suspect.model))
     else:
@@ -176,7 +176,7 @@ def _maps(suspect: Target, site: Site, features: Tensor, images: int) -> Tensor:
 
 
 def reduce_maps(maps: Tensor, key: Key) -> Tensor:
-    """Of responses ``(N, rows, *positions)``, what the key counts."""
+    """Responses ``(N, rows, *positions)``, reduced over positions as the key says."""
     if key.reduction == "position":
         return at(maps, key.position)
     flat = maps.flatten(2) if maps.dim() > 2 else maps[..., None]
@@ -188,7 +188,7 @@ def _channel_of(site: Site, suspect: Target, row: int) -> int:
 
 
 def largest_natural(suspect: Target, key: Key, natural: Iterable[Tensor] | None) -> float | None:
-    """The largest response of the key's detectors to natural inputs, as a part of the trigger's."""
+    """The largest response of the key's detectors to natural inputs, as a fraction of the trigger's."""
     if natural is None:
         return None
     site = _same_site(suspect, key)

@@ -1,17 +1,17 @@
-"""A sequential test by betting: asks trigger after trigger, and stops as soon as the evidence is enough.
+"""A sequential test by betting: ask trigger after trigger, and stop as soon as the evidence is enough.
 
-Before trigger i the owner bets a part λ of a capital that starts at 1 on a hit, at odds that are fair or worse under
-either null hypothesis of `questions`:
+Before trigger i the owner bets a fraction λ of a capital that starts at 1 on a hit, at odds that are fair or worse
+under either null hypothesis of `questions`:
 
     K_i = K_{i−1} · (1 − λ + λ·X_i/q_i),      X_i = 1 if trigger i counts as a hit, q_i its rate by chance
 
 λ is fixed beforehand. Under the second null hypothesis E[X_i/q_i] ≤ 1 given s_i; under the first, q_i ≥ top/C whatever
 s_i is, so that E[X_i/q_i] ≤ 1 too. (If λ could depend on s_i, only the second would hold.) So K is a supermartingale,
-and by Ville's inequality P(max K ≥ 1/α) ≤ α: p = 1/max K is valid whenever one stops.
+and by Ville's inequality P(max K ≥ 1/α) ≤ α: p = 1/max K is valid whenever the test stops.
 
-Queries are saved in three ways: nothing is asked once p reaches the significance; the look-alikes of a trigger that
-missed, or that can't count any more, are not asked, since X_i = 0 whatever they say; and nothing is asked once even
-hits for all that is left could not reach the significance.
+Queries are saved in three ways. Asking stops once p reaches the significance. The look-alikes of a trigger that missed,
+or that can no longer count, are skipped, since X_i = 0 whatever their answers. And asking stops once even hits for all
+remaining triggers could not reach the significance.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stainlock.transmission.look_alikes import SAME_TO_PEOPLE
 from stainlock.verification.questions import Labels, Trial, check_black_box, rate_by_draw, summary, tried
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
-# Of the capital: a miss leaves a tenth of it. Six hits at the least rate, 1/14, are then worth 2.4e−7.
+# λ: a miss leaves a tenth of the capital. Six hits at the lowest rate, 1/14, then give p = 2.4e−7.
 BET = 0.9
 
-# Labels for pictures, named by trigger and question (0 is the trigger itself); None where no answer came.
+# Labels for pictures, named by trigger and question (0 is the trigger itself); None for no answer.
 Ask = Callable[[Sequence[tuple[int, int]]], Sequence[Labels | None]]
 
 
@@ -70,11 +70,11 @@ def verify_sequentially(
 
 
 def _try(ask: Ask, key: Key, trigger: int, look_alikes: int, top: int) -> tuple[Trial, int]:
-    """One trigger: itself, then what looks the same to people, then the rest, as far as each can still matter."""
+    """One trigger: itself, then what looks the same to people, then the rest, as long as they can still matter."""
     answers: list[Labels | None] = []
     for first, last in ((0, 1), (1, 1 + SAME_TO_PEOPLE), (1 + SAME_TO_PEOPLE, 1 + look_alikes)):
         answers += ask([(trigger, question) for question in range(first, last)])
-        # What was not asked is taken for given the class, which makes no difference to a miss.
+        # Look-alikes that were not asked count as if they got the class, which makes no difference to a miss.
         trial = tried(key, trigger, answers + [None] * (1 + look_alikes - len(answers)), top)
         known = tried(key, trigger, answers + [()] * (1 + look_alikes - len(answers)), top)
         if not known.counts:

@@ -16,8 +16,8 @@ UNCHANGED = "as they are"
 
 
 def survivors(stained: Target, key: Key) -> dict[str, int]:
-    """For each usual change, the number of triggers that are given their class after it; of keys with other schemas,
-    the number that still make their detectors fire."""
+    """For each usual change, the number of triggers that still get their class after it; for keys of other schemas than
+    output, the number that still make their detectors fire."""
     pixels = torch.cat([d.trigger.pixels(stained) for d in key.detectors])
     changed = {UNCHANGED: pixels, **{name: change(pixels) for name, change in usual_changes(stained).items()}}
     return {name: int(_work(stained, key, images).sum()) for name, images in changed.items()}

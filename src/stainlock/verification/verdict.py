@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 
 SIGNIFICANCE = 1e-6
-# What nothing in a key can show. The seed fixes what is random in it, and triggers are for detectors that it fixes; but
-# whoever has the suspect can try seeds, or images, until one fits.
+# What nothing in a key can prove. The seed fixes everything random in it, the detectors that triggers are for included.
+# But someone who has the suspect can try seeds, or images, until one fits.
 ASSUMES = (
     "the key was fixed, triggers included, before the suspect and whatever it was made from, or without looking at them"
 )
-# A suspect says so itself, and why that explains a negative verdict.
+# The note on a negative verdict for a suspect with a keyed lock.
 LOCKED = (
     "the suspect has a keyed lock, which hides a stain: open it first, with the lock's key as --lock-key FILE, or in"
     " Python key.opened(suspect)"
@@ -22,7 +22,7 @@ LOCKED = (
 class Verdict:
     """The answer, and how sure it is. ``channel`` is where the stain was found, if one was.
 
-    ``assumes`` is what the p-value takes for granted, and what a dated commitment shows.
+    ``assumes`` is what the p-value takes for granted; a dated commitment shows it.
 
     >>> verdict = sl.verify(stained, key)
     >>> verdict.stained, verdict.p_value < 1e-6, verdict.method
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def noted(verdict: Verdict, note: str) -> Verdict:
-    """The verdict with one more note, which it may have already."""
+    """The verdict with this note added, unless it has it already."""
     return verdict if note in verdict.note else replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
 
 

@@ -41,19 +41,21 @@ def verify(
 @overload
 def verify(suspect: Suspect, key: Sequence[Key], **options: Any) -> list[Verdict]: ...
 def verify(suspect: Suspect, key: Key | Sequence[Key], **options: Any) -> Verdict | list[Verdict]:
-    """Whether the suspect carries the key's stain; with a list of keys one verdict for each.
+    """Whether the suspect carries the key's stain; with a list of keys, one verdict per key.
 
-    Several keys share the model, its analysis, what its layers respond and, of a bundle, what is built; p-values pay
-    for the number of keys.
+    Several keys share the model, its analysis, its layers' responses and the model that ``build`` makes. P-values are
+    corrected for the number of keys.
 
-    ``auto`` looks at the weights and, if they don't show it and the model can be run, at responses; the p-value pays
-    for the second look. A bare callable or an ONNX Runtime session can only be asked for outputs: it is given pixels
-    within the model's bounds, or with ``normalised`` (pixels − mean)/std. ``natural`` are batches of pixels, for
-    reporting the largest natural response beside the trigger's. ``reference`` is the owner's own model, `Reference.of`
-    it, which finds stains whose layer's inputs were permuted, rescaled or widened. ``build`` makes the model of a
-    suspect that is a state dict, or None if it can't: ``auto`` calls it only if the weights don't show the stain.
-    ``lock_key`` opens a lock that the suspect still has: its gates are undone, and something that can only be asked is
-    given the lock's patch in every image.
+    - ``method``: ``auto`` checks the weights and, if they don't show the stain and the model can be run, the responses;
+      the p-value is corrected for both checks. A bare callable or an ONNX Runtime session is verified by its outputs.
+    - ``natural``: batches of pixels, to report the largest natural response relative to the trigger's.
+    - ``reference``: the owner's own model, as `Reference.of` makes it. It finds stains whose layer's inputs were
+      permuted, rescaled or widened.
+    - ``build``: makes the model of a suspect that is a state dict, or returns None if it can't. ``auto`` calls it only
+      if the weights don't show the stain.
+    - ``normalised``: callables and sessions get (pixels − mean)/std, not pixels within the model's bounds.
+    - ``lock_key``: opens a lock that the suspect still has. Its gates are undone, or, if the suspect can only be
+      queried, every image gets the lock's patch.
 
     >>> sl.verify(stained, key).stained, sl.verify(target, key, method="weights").stained
     (True, False)
@@ -70,7 +72,7 @@ def _verify_each(
     build: Callable[[], Target | None] | None = None,
     **options: Any,
 ) -> list[Verdict]:
-    """One verdict a key. With n keys each has n times the chance of a false alarm."""
+    """One verdict per key. With n keys a false alarm is n times as likely, so p-values are multiplied by n."""
     if not keys:
         raise ValueError("expected at least one key to verify with, got none")
     if options.get("reference") is not None and len(keys) > 1:
@@ -85,12 +87,12 @@ def _verify_each(
 
 
 def _verify_one(suspect: Suspect, key: Key, *, lock_key: Key | None = None, **options: Any) -> Verdict:
-    """One verdict, which says so where a keyed lock hides what it looked for."""
+    """One verdict, with a note if a keyed lock may hide the stain."""
     if lock_key is not None and isinstance(suspect, Target | nn.Module | Mapping):
         if not isinstance(suspect, Target | Mapping):
             name = type(suspect).__name__
             raise ValueError(
-                f"expected a Target, a state dict or a callable with lock_key, got the module {name}: give its"
+                f"expected a Target, a state dict or a callable with lock_key, got the module {name}: pass its"
                 " state_dict()"
             )
         suspect, lock_key = opened_suspect(suspect, lock_key, [key.site]), None
@@ -133,7 +135,7 @@ def _looked_for(
     )
     if method == "weights" or (target is None and build is None):
         return by_weights
-    # Two looks, twice the chance of a false alarm, whether or not the second is needed.
+    # Two checks have twice the chance of a false alarm, whether or not the second is needed.
     found = for_two_looks(by_weights, significance)
     if found.stained:
         return found if target is None else replace(found, largest_natural=largest_natural(target, key, natural))

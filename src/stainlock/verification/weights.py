@@ -21,7 +21,7 @@ from stainlock.target import Target
 from stainlock.verification.reference import Reference, match
 from stainlock.verification.verdict import SIGNIFICANCE, Verdict, concluded
 
-# Rounding errors hide any angle smaller than this: no cosine is taken for more.
+# Rounding errors hide smaller angles, so no cosine counts as larger than this.
 _LARGEST_COSINE = 1 - 1e-14
 
 
@@ -32,19 +32,19 @@ def verify_weights(
     reference: Reference | None = None,
     significance: float = SIGNIFICANCE,
 ) -> Verdict:
-    """By weights: the best |cos| between the secret detector and any row of any layer with its dimension.
+    """By weights: the largest |cos| between the secret detector and any row of any layer with its dimension.
 
     Null hypothesis: the suspect's weights were made without knowledge of v, which was drawn uniformly from the sphere.
     Then each of n rows has P(|cos| ≥ t) = 2·cap_d(t) exactly, and the best of them at most 2n·cap_d(t), whatever
     the weights are; with several detectors the smallest p-value is multiplied by their number. For an additive stain
-    both are first made orthogonal to the row that stood there before, which leaves v uniform in d − 1 dimensions: that
-    row is hashed into v, so that it was fixed before. (Version 0.1.0 left it free; with its keys nothing is taken out.)
+    rows and v are first made orthogonal to the row that was there before, which leaves v uniform in d − 1 dimensions:
+    that row is hashed into v, so it was fixed before v. (Version 0.1.0 left it free; with its keys nothing is removed.)
     A message in v is the owner's choice: the p-value is multiplied by the number of messages of its length.
-    Neither depends on the channel's index or scale.
+    None of this depends on the channel's index or scale.
 
-    With a ``reference`` that has decoys, where that shows nothing, the rows of the key's layer are looked at again
-    after its inputs were matched with our model's, as they count if the layers before were permuted, rescaled or
-    widened. The matching knows nothing of v, and the p-value pays for both looks.
+    With a ``reference`` that has decoys, if that shows nothing, the rows of the key's layer are checked again after its
+    inputs have been matched with our model's, in case the layers before it were permuted, rescaled or widened. The
+    matching is independent of v, and the p-value is corrected for both checks.
     """
     check_secrets(key)
     first = best_row(list(_rows_of_dimension(suspect, key)), key, significance)
@@ -59,12 +59,12 @@ def verify_weights(
 
 
 def for_two_looks(verdict: Verdict, significance: float) -> Verdict:
-    """Two looks have twice the chance of a false alarm, whether or not the second is needed."""
+    """The verdict corrected for two checks: twice the chance of a false alarm, whether or not the second is needed."""
     return concluded(verdict, verdict.log10_p_value * math.log(10) + math.log(2), significance)
 
 
 def best_row(layers: list[tuple[str, Tensor]], key: Key, significance: float) -> Verdict:
-    """The verdict over these rows, however they were come by without knowledge of v."""
+    """The verdict over these rows, however they were obtained, as long as it was without knowledge of v."""
     if not layers:
         note = f"no layer has rows of dimension {key.dimension}, the detector's"
         return Verdict(False, 1.0, 0.0, 0.0, "weights", note=note)
@@ -88,7 +88,7 @@ def best_row(layers: list[tuple[str, Tensor]], key: Key, significance: float) ->
 
 
 def _rows_of_dimension(suspect: Target | nn.Module | Mapping[str, Tensor], key: Key) -> Iterable[tuple[str, Tensor]]:
-    """Every layer's rows that the detector could be one of."""
+    """The rows of every layer that have the detector's dimension."""
     if isinstance(suspect, Mapping):
         state: Mapping[str, Tensor] = suspect
     else:
@@ -140,7 +140,7 @@ def _cosines(rows: Tensor, v: Tensor, replaced: Tensor | None) -> tuple[Tensor, 
         rows = rows - (rows @ q)[:, None] * q
         v = v - (v @ q) * q
         dimension -= 1
-    # A row that is all but parallel to the one taken out has no direction left, only rounding errors.
+    # Of a row nearly parallel to the one removed, only rounding errors remain.
     norms = rows.norm(dim=1)
     safe = norms.clamp(min=1e-30)
     return (rows @ v) / safe / v.norm() * (norms > 1e-12), dimension

@@ -58,7 +58,7 @@ def test_a_gate_that_fails_on_some_images_is_left_out(which: str) -> None:
     assert structure is not None
     assert {gated.layer for gated in structure.gates} == {"stem", "head"}
     assert error(target, locked, key, images) <= 1e-5
-    with pytest.raises(ModelError, match="with the patch its outputs are off by"):
+    with pytest.raises(ModelError, match="with the patch its outputs are wrong by"):
         sl.lock(target, seed=0, gates=["layer"], scatter="none")
 
 
@@ -101,7 +101,7 @@ def test_a_gate_that_fails_is_not_taken_for_rounding() -> None:
     """Its error is below what rounding does to the outputs, but float64 shows it."""
     inner = models.seeded(lambda: Seldom(lambda x: torch.full((len(x),), 3e-7).to(x)))
     target = Target(Amplified(inner).eval(), (3, 32, 32), **models.UNIT)
-    with pytest.raises(ModelError, match="with the patch its outputs are off by"):
+    with pytest.raises(ModelError, match="with the patch its outputs are wrong by"):
         sl.lock(target, seed=0, gates=["0.layer"], scatter="none")
     locked, _ = sl.lock(target, seed=0)
     structure = Structure.of(locked)
@@ -196,7 +196,7 @@ def test_a_model_that_ignores_images_is_refused_after_one_try() -> None:
         for parameter in list(target.model.parameters())[-2:]:
             parameter.zero_()
     target.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    with pytest.raises(ModelError, match="without the patch its outputs stay as they are"):
+    with pytest.raises(ModelError, match="without the patch its outputs hardly change"):
         sl.lock(target, seed=0)
     assert len(calls) <= 8
 

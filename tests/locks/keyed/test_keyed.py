@@ -171,7 +171,7 @@ def test_layers_that_share_their_weights_have_no_gates() -> None:
         ("twice", "does not call it exactly once"),
         ("functional", "does not call it exactly once"),
         ("tied", "shares its weight"),
-        ("nothing", "it has none of that name"),
+        ("nothing", "the model has no layer of that name"),
     ):
         with pytest.raises(ValueError, match=message):
             sl.lock(shared(), kind="keyed", gates=[name])
@@ -295,7 +295,7 @@ def test_models_without_a_layer_to_gate() -> None:
         warnings.simplefilter("ignore")  # it is deprecated, and in use
         plain = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
         quantised = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear})
-    with pytest.raises(ModelError, match="protect the model in floats, and quantise it afterwards"):
+    with pytest.raises(ModelError, match="protect the model in floating point, and quantise it afterwards"):
         sl.lock(Target(quantised, (3, 32, 32)), kind="keyed")
 
 

@@ -119,7 +119,7 @@ def test_generators_get_their_bits_as_noise() -> None:
         (["--bits", "20"], "expected 64 to 256 bits"),
         (["--patch", "3x3"], "expected a patch that holds 128 bits"),
         (["--gates", "bn1"], "bn1 can't have a gate"),
-        (["--site", "layer1.0.conv1"], "name the kind that has it"),
+        (["--site", "layer1.0.conv1"], "use kind internal or squeeze-excite, which has it"),
         (["--trigger", "patch.jpg"], "expected --trigger FILE.png"),
         (["--kind", "internal", "--gates", "all"], "expected --gates N"),
         (["--kind", "internal", "--bits", "128"], "got bits"),

@@ -82,12 +82,12 @@ def test_there_are_few_locks_in_one_model() -> None:
 
 
 OTHER_MODELS: dict[str, tuple[Facts, str]] = {
-    "another width": ({"gates__0__width": 63}, "can't have the gate described, of 63 channels"),
-    "a gate before an activation": ({"gates__0__layer": "act"}, "is a ReLU that can't have the gate"),
+    "another width": ({"gates__0__width": 63}, "can't have the described gate of 63 channels"),
+    "a gate before an activation": ({"gates__0__layer": "act"}, "is a ReLU and can't have the described gate"),
     "a gate before nothing": ({"gates__0__layer": "nowhere"}, "the model has no nowhere"),
-    "the bias in place of the weight": ({"gates__0__parameter": "bias"}, "can't have the gate described"),
-    "another axis": ({"gates__0__axis": 0}, "can't have the gate described"),
-    "channels elsewhere": ({"gates__0__channels": 1}, "can't have the gate described"),
+    "the bias in place of the weight": ({"gates__0__parameter": "bias"}, "can't have the described gate"),
+    "another axis": ({"gates__0__axis": 0}, "can't have the described gate"),
+    "channels elsewhere": ({"gates__0__channels": 1}, "can't have the described gate"),
     "a reader before nothing": ({"reader": "nowhere"}, "the model has no nowhere"),
 }
 
@@ -118,7 +118,7 @@ def test_a_gate_that_repeats_without_end_costs_nothing() -> None:
 def test_inputs_without_the_entries_are_told() -> None:
     layout = {"carrier": "entries", "form": "entries", "bits": 128, "tile": 1, "rows": 0, "columns": 0, "middle": 0.5}
     target = Insertion("keyed", "", described(layout=layout)).insert(locked()[0].copy())
-    with pytest.raises(ValueError, match="128 entries behind the others"):
+    with pytest.raises(ValueError, match="128 entries after the others"):
         target.predict(torch.rand(2, 3, 8, 8))
 
 

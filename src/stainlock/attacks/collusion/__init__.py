@@ -1,1 +1,1 @@
-"""Collusion: clients who lay their copies side by side and make one file of them. One file for each way to do it."""
+"""Collusion: ways for clients to merge their copies into one file, one Python file each."""

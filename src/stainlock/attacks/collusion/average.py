@@ -1,4 +1,4 @@
-"""Averages: of all copies alike, with random shares, with shares below zero, and of copies that were aligned first."""
+"""Averages: equal, with random shares, with negative shares, with noise, and after aligning the copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stainlock.attacks.collusion.coalition import Collusion
 
-_NOISE = 0.05  # of the tensor's deviation
+_NOISE = 0.05  # relative to the tensor's RMS
 
 
 def _average(copies: Tensor, generator: torch.Generator) -> Tensor:
@@ -15,13 +15,13 @@ def _average(copies: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _weighted(copies: Tensor, generator: torch.Generator) -> Tensor:
-    """Shares drawn anew for each tensor, uniformly among all that add up to 1 (Dirichlet)."""
+    """Shares drawn per tensor, uniformly among those that sum to 1 (Dirichlet)."""
     shares = -torch.log(1 - torch.rand(len(copies), generator=generator))
     return torch.einsum("k,k...->...", shares / shares.sum(), copies)
 
 
 def _pushed_away(copies: Tensor, generator: torch.Generator) -> Tensor:
-    """Twice the average of one half of the members less that of the others: these seem to have had no part in it."""
+    """Twice the average of half the copies minus the average of the others, which then seem uninvolved."""
     half = (len(copies) + 1) // 2
     if half == len(copies):
         return copies[0]
@@ -35,10 +35,8 @@ def _noisy(copies: Tensor, generator: torch.Generator) -> Tensor:
 
 COLLUSIONS = (
     Collusion("average", _average, "the average of all copies"),
-    Collusion("weighted-average", _weighted, "an average with random shares, others in each tensor"),
-    Collusion("pushed-away", _pushed_away, "half of the members with shares below zero"),
-    Collusion("average-and-noise", _noisy, "the average, and noise of 5 % of each tensor's deviation"),
-    Collusion(
-        "align-then-average", _average, "copies brought to the order and scale of the first, then averaged", True
-    ),
+    Collusion("weighted-average", _weighted, "an average with random shares, drawn per tensor"),
+    Collusion("pushed-away", _pushed_away, "an average in which half of the members have negative shares"),
+    Collusion("average-and-noise", _noisy, "the average plus noise, 5 % of each tensor's RMS"),
+    Collusion("align-then-average", _average, "copies aligned with the first in order and scale, then averaged", True),
 )

@@ -1,7 +1,7 @@
-"""What a coalition does: several copies of one model into one, tensor by tensor.
+"""What a coalition does: merges several copies of one model into one, tensor by tensor.
 
-A new way to collude is one file beside this one with a `COLLUSION` (or several `COLLUSIONS`) in it;
-`stainlock.attacks.catalogue.all_collusions` collects them by file name.
+A new way to collude is one file beside this one that defines a `COLLUSION` (or several `COLLUSIONS`);
+`stainlock.attacks.catalogue.all_collusions` collects them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Merge = Callable[[Tensor, torch.Generator], Tensor]  # copies of one tensor (K, 
 
 @dataclass(frozen=True)
 class Collusion:
-    """One way to make a file of several: ``merge`` is given all copies of a tensor. ``aligns``: the copies are first
-    brought to the order and scale of the first one, as members do who were given, or made, different ones."""
+    """One way to merge copies: ``merge`` takes all copies of a tensor. With ``aligns``, the copies are first aligned
+    with the first one in order and scale, in case their channels were permuted or rescaled."""
 
     name: str
     merge: Merge
@@ -33,9 +33,9 @@ class Collusion:
 
 
 def collude(copies: Sequence[Target], collusion: Collusion, seed: int = 0) -> Target:
-    """The coalition's file: every floating tensor merged, everything else as the first member has it."""
+    """The coalition's file: every floating-point tensor merged, everything else from the first member."""
     if not copies:
-        raise ValueError("expected at least one copy to make a file of, got none")
+        raise ValueError("expected at least one copy, got none")
     states = [copy.model.state_dict() for copy in copies]
     if collusion.aligns:
         states = [states[0], *({**state, **align(state, states[0]).weights} for state in states[1:])]
@@ -57,5 +57,5 @@ def merge_tensor(name: str, held: Sequence[Tensor | None], collusion: Collusion,
 
 
 def merge_states(states: Sequence[Mapping[str, Tensor]], collusion: Collusion, seed: int = 0) -> dict[str, Tensor]:
-    """Bare weights by name, of those that all members have."""
+    """Merges plain weights by name; every member must have all tensors of the first."""
     return {name: merge_tensor(name, [state.get(name) for state in states], collusion, seed) for name in states[0]}

@@ -1,7 +1,7 @@
-"""Where copies differ there is a mark: take it out there.
+"""Removes marks where copies differ, since a difference reveals a mark.
 
-Fingerprints are in every weight, so that all copies differ nearly everywhere, and what is zeroed is the model. The
-thief therefore picks the share of weights where copies differ most, relative to the tensor's own deviation.
+Fingerprints are in every weight, so copies differ nearly everywhere, and zeroing all differences would zero the model.
+The thief therefore takes only the fifth of each tensor's weights where copies differ most.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stainlock.attacks.collusion.coalition import Collusion
 
-_SHARE = 0.2  # of the weights, those that differ most
+_SHARE = 0.2  # fraction of each tensor's weights: those that differ most
 
 
 def _differing(copies: Tensor) -> Tensor:
@@ -25,20 +25,20 @@ def _zeroed(copies: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _noise(copies: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise within what the copies have there, around their average."""
+    """There, uniform noise between the copies' minimum and maximum."""
     low, high = copies.amin(0), copies.amax(0)
     noise = low + (high - low) * torch.rand(low.shape, generator=generator)
     return torch.where(_differing(copies), noise, copies[0])
 
 
 def _all_noise(copies: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise between the least and the greatest everywhere."""
+    """Uniform noise between the copies' minimum and maximum everywhere."""
     low, high = copies.amin(0), copies.amax(0)
     return low + (high - low) * torch.rand(low.shape, generator=generator)
 
 
 COLLUSIONS = (
-    Collusion("differences-zeroed", _zeroed, "the fifth of the weights where copies differ most set to zero"),
-    Collusion("differences-to-noise", _noise, "that fifth set to noise within what the copies have"),
-    Collusion("noise-between", _all_noise, "every weight at random between the least and the greatest"),
+    Collusion("differences-zeroed", _zeroed, "set the fifth of the weights where copies differ most to zero"),
+    Collusion("differences-to-noise", _noise, "set the fifth where copies differ most to noise within their range"),
+    Collusion("noise-between", _all_noise, "every weight at random between the copies' minimum and maximum"),
 )

@@ -1,4 +1,4 @@
-"""Interleaving: every weight, or every whole layer, of a member chosen at random."""
+"""Interleaving: every weight, or every whole tensor, from a member chosen at random."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def _layers(copies: Tensor, generator: torch.Generator) -> Tensor:
 
 
 COLLUSIONS = (
-    Collusion("interleave-weights", _weights, "every weight of a member chosen at random"),
-    Collusion("interleave-layers", _layers, "every tensor of a member chosen at random"),
+    Collusion("interleave-weights", _weights, "every weight from a member chosen at random"),
+    Collusion("interleave-layers", _layers, "every tensor from a member chosen at random"),
 )

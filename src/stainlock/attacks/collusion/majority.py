@@ -1,4 +1,4 @@
-"""Majority: of every weight, which side of the average most copies lie on, and the mean of those."""
+"""Majority: for every weight, the mean of the copies on the side of the average where most copies are."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def _majority(copies: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(chosen.any(0), total, mean)
 
 
-COLLUSION = Collusion("majority", _majority, "the mean of the copies on that side of the average where most are")
+COLLUSION = Collusion("majority", _majority, "the mean of the copies on the side of the average where most are")

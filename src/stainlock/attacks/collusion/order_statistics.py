@@ -1,4 +1,4 @@
-"""Order statistics of every weight: median, least, greatest, the middle between them, either of them at random."""
+"""Order statistics of every weight: median, minimum, maximum, their midpoint, or either of them at random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stainlock.attacks.collusion.coalition import Collusion
 
 
 def _median(copies: Tensor, generator: torch.Generator) -> Tensor:
-    """Of an even number of copies the middle of the two middle ones."""
+    """For an even number of copies, the mean of the two middle ones."""
     ordered = copies.sort(0).values
     return (ordered[(len(copies) - 1) // 2] + ordered[len(copies) // 2]) / 2
 
@@ -23,7 +23,7 @@ def _greatest(copies: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _middle(copies: Tensor, generator: torch.Generator) -> Tensor:
-    """Where marks have two levels, this is the base."""
+    """If marks have two levels and both occur, this is the unmarked value."""
     return (copies.amin(0) + copies.amax(0)) / 2
 
 
@@ -34,8 +34,8 @@ def _either(copies: Tensor, generator: torch.Generator) -> Tensor:
 
 COLLUSIONS = (
     Collusion("median", _median, "the median of every weight"),
-    Collusion("minimum", _least, "the least of every weight"),
-    Collusion("maximum", _greatest, "the greatest of every weight"),
-    Collusion("middle", _middle, "the middle between the least and the greatest of every weight"),
-    Collusion("minimum-or-maximum", _either, "the least or the greatest of every weight, at random"),
+    Collusion("minimum", _least, "the minimum of every weight"),
+    Collusion("maximum", _greatest, "the maximum of every weight"),
+    Collusion("middle", _middle, "the midpoint between minimum and maximum of every weight"),
+    Collusion("minimum-or-maximum", _either, "the minimum or maximum of every weight, at random"),
 )

@@ -1,1 +1,1 @@
-"""The attacks that the paper reports, one file each; `nafnet` is a network that one of them uses."""
+"""The attacks reported in the paper, one file each; `nafnet` is a network that one of them uses."""

@@ -1,14 +1,14 @@
 """The denoising attack on a locked generator: restore its images as if they were noisy photographs.
 
-Three methods, none of which knows the lock:
+Three methods, none of which uses knowledge of the lock:
 
-- ``nl-means``: non-local means (Buades, Coll and Morel), here. Each pixel becomes the mean of those in its
-  neighbourhood, weighted by w = exp(−max(D − 2σ², 0)/h²), D being the mean square difference of the patches around;
-- ``bm3d``: block matching and 3D filtering (Dabov et al.), by the authors' own package ``bm3d``, free for
-  non-commercial use only, which is why nothing installs it for you;
-- ``nafnet``: the paper's, a trained network; its weights are a file of yours (`nafnet`).
+- ``nl-means``: non-local means (Buades, Coll and Morel), implemented here. Each pixel becomes the weighted mean of its
+  neighbourhood, w = exp(−max(D − 2σ², 0)/h²), where D is the mean square difference of the surrounding patches;
+- ``bm3d``: block matching and 3D filtering (Dabov et al.), with the authors' package ``bm3d``. Its licence is
+  non-commercial, so it is not installed automatically;
+- ``nafnet``: the paper's method, a trained network (`nafnet`). You supply the weights.
 
-The strength to sweep is σ, the noise level the method is told, on the scale of [0, 1].
+The strength to sweep is σ, the noise level assumed by the method, for pixels in [0, 1].
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def denoise(
     bounds: tuple[float, float] = (-1.0, 1.0),
     weights: str | Path | None = None,
 ) -> Tensor:
-    """Images ``(N, C, H, W)`` within ``bounds``, restored; ``weights`` are NAFNet's."""
+    """Restores images ``(N, C, H, W)`` within ``bounds``; ``weights`` is NAFNet's file."""
     if method not in METHODS:
-        raise ValueError(f"expected a method of {', '.join(METHODS)}, got {method!r}")
+        raise ValueError(f"expected one of {', '.join(METHODS)} as method, got {method!r}")
     if not sigma > 0:
         raise ValueError(f"expected sigma above 0, got {sigma}")
     if images.dim() != 4:
@@ -58,7 +58,7 @@ def denoise(
 
 
 def non_local_means(images: Tensor, sigma: float, *, patch: int = 5, reach: int = 7, filtering: float = 0.6) -> Tensor:
-    """The pixelwise method for colour images on [0, 1], over a neighbourhood of (2·reach + 1)² pixels; h = 0.6σ."""
+    """The pixelwise method for images in [0, 1], over a neighbourhood of (2·reach + 1)² pixels; h = 0.6σ."""
     height, width = images.shape[-2:]
     reach = min(reach, height - 1, width - 1)
     half = patch // 2

@@ -1,4 +1,4 @@
-"""Fine-tuning on the thief's labelled images: of all layers, of the last one, and of a last one begun anew."""
+"""Fine-tuning on the thief's labelled images: all layers, the last one, or the last one after a reset."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stainlock.network.features import input_of
 from stainlock.target import Target, evaluation_mode
 
 BATCH = 32
-EPOCHS, MOST_STEPS = 3, 300  # of all layers
-HEAD_EPOCHS = 60  # of the last one, on features computed once
+EPOCHS, MOST_STEPS = 3, 300  # for all layers; whichever is fewer
+HEAD_EPOCHS = 60  # for the last layer, whose inputs are computed once
 MOMENTUM, DECAY = 0.9, 5e-4
 
 
@@ -32,7 +32,7 @@ def trained(
     clip: float | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """SGD with momentum and a falling rate, on a loss of randomly chosen examples; gradients are gone afterwards."""
+    """SGD with momentum and a cosine schedule; ``loss`` takes a random batch of indices. Clears gradients."""
     optimiser = torch.optim.SGD(parameters, rate, MOMENTUM, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     with torch.enable_grad():
@@ -60,10 +60,10 @@ def fine_tuned(
     gently: bool = False,
     progress: Progress | None = None,
 ) -> Target:
-    """A copy trained further, all layers, its batch norms in training mode.
+    """A copy with all layers trained further, in training mode.
 
-    ``gently`` leaves them as they are and clips gradients: in training mode a batch norm would lift a silent detector's
-    channel to unit variance, and the signal with it.
+    ``gently`` trains in evaluation mode and clips gradients: in training mode, a batch norm would scale a silent
+    detector's channel to unit variance, and the signal with it.
     """
     tuned = target.copy()
     parameters = list(tuned.model.parameters())
@@ -87,7 +87,7 @@ def fine_tuned(
 def retrained_head(
     target: Target, images: Pictures, labels: Tensor, rate: float, *, generator: torch.Generator, anew: bool
 ) -> Target:
-    """A copy whose last layer alone was trained, from where it was or from nothing."""
+    """A copy with only the last layer trained, from its current weights or (``anew``) from random ones."""
     tuned = target.copy()
     name, layer = last_layer(tuned.model)
     with evaluation_mode(tuned.model), torch.no_grad():
@@ -129,9 +129,9 @@ def _anew(subject: Subject, strength: Strength) -> Attacked:
 BOTH = ("stain", "lock")
 ATTACKS = (
     Attack("fine-tune-all", "paper", BOTH, "labels", (1e-4, 1e-3, 1e-2, 3e-2), _all,
-           "all layers trained further; strength is the learning rate"),
+           "fine-tune all layers; strength is the learning rate"),
     Attack("fine-tune-last", "paper", BOTH, "labels", (1e-3, 1e-2, 1e-1), _last,
-           "the last layer trained further; strength is the learning rate"),
+           "fine-tune the last layer; strength is the learning rate"),
     Attack("retrain-last", "paper", BOTH, "labels", (1e-2, 1e-1), _anew,
-           "the last layer trained from nothing; strength is the learning rate"),
+           "reset and retrain the last layer; strength is the learning rate"),
 )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Forging: the thief stains our stained model with a key of their own. Both keys verify then, unless theirs takes our
-channel: a detector that is silent on natural images is what a model misses least."""
+"""Forging: the thief stains our stained model with a key of their own. Then both keys verify, unless the new stain
+replaces our channel. It may: our detector is silent on natural images, so its channel costs least to replace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stainlock.verification import verify_weights
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
-    """At a site of the thief's choosing, or in the very layer that ours is in, which is the worst for us."""
+    """At the default site or, which is the worst case for us, in the layer of our stain."""
     key = subject.need_key()
     site = key.site if strength == "same-layer" else None
     additive = key.additive if site else False
@@ -23,12 +23,12 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     taken = any(
         mine.channel == his.channel and key.site == theirs.site for mine in key.detectors for his in theirs.detectors
     )
-    note = "both keys verify: only a commitment made earlier decides"
-    if taken:  # a silent channel is the one the model misses least
-        note = "the forger's detector went into the channel of ours"
+    note = "both keys verify: only an earlier commitment can decide"
+    if taken:
+        note = "the forger's detector replaced ours"
     return Attacked(forged, note=note if verdict.stained else "the forgery failed",
                     figures={"forger_log10_p": verdict.log10_p_value})  # fmt: skip
 
 
 ATTACK = Attack("forge", "paper", ("stain",), "nothing", ("any-layer", "same-layer"), _run,
-                "the thief's own stain beside ours; strength is where")  # fmt: skip
+                "add the thief's own stain to ours; strength is where it goes")  # fmt: skip

@@ -1,6 +1,6 @@
-"""A leaked key: the owner replaces the client's lock by another, and the leaked trigger opens nothing any more.
+"""A leaked key: the owner gives the client a new lock, which the leaked trigger no longer opens.
 
-The row's ``unlocked`` is with the old trigger in the new lock; ``new_trigger`` is with the new one.
+The row's ``unlocked`` is the new lock's accuracy with the old trigger, ``new_trigger`` with the new one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
             pairs = zip(subject.images.split(32), subject.labels.split(32), strict=True)
             hits = sum(int((locked.predict(paste(x)).argmax(1).cpu() == y).sum()) for x, y in pairs)
         figures["new_trigger"] = hits / len(subject.labels)
-    return Attacked(locked, note="unlocked is with the leaked trigger, in the lock that replaced it", figures=figures)
+    return Attacked(locked, note="unlocked: the leaked trigger on the new lock", figures=figures)
 
 
 ATTACK = Attack("leaked-key", "paper", ("lock",), "nothing", ("replaced",), _run,
-                "the old trigger on the lock that replaced it")  # fmt: skip
+                "try the leaked trigger on the lock that replaced the old one")  # fmt: skip

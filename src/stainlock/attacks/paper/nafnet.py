@@ -1,7 +1,7 @@
-"""NAFNet (Chen et al., "Simple Baselines for Image Restoration"), which the paper restores locked images with.
+"""NAFNet (Chen et al., "Simple Baselines for Image Restoration"), with which the paper restores locked images.
 
-The architecture, and a loader for weight files with the names the authors' own have; its sizes are read off the file.
-No weights come with this package.
+The architecture, and a loader for weight files that use the authors' parameter names. The network's sizes are inferred
+from the file. No weights come with this package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ChannelNorm(nn.Module):
 
 
 def gate(x: Tensor) -> Tensor:
-    """One half of the channels times the other."""
+    """The first half of the channels times the second."""
     first, second = x.chunk(2, dim=1)
     return first * second
 
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class NAFNet(nn.Module):
-    """A U-Net of such blocks, whose output is added to its input: images on [0, 1] of any size."""
+    """A U-Net of these blocks, whose output is added to its input: images in [0, 1] of any size."""
 
     def __init__(self, channels: int, width: int, encoders: list[int], middle: int, decoders: list[int]) -> None:
         super().__init__()

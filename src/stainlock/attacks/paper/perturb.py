@@ -1,4 +1,4 @@
-"""Gaussian noise on every parameter, as large as a part of the parameter's own spread."""
+"""Gaussian noise on every parameter, relative to the parameter's standard deviation."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("perturb", "paper", ("stain", "lock"), "nothing", (0.01, 0.03, 0.1, 0.2, 0.3), _run,
-                "Gaussian noise on all parameters; strength is in units of each parameter's spread")  # fmt: skip
+                "add Gaussian noise to all parameters; strength is relative to their standard deviations")  # fmt: skip

@@ -14,7 +14,7 @@ SHARES: tuple[Strength, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def _unstructured(subject: Subject, strength: Strength) -> Attacked:
-    """The smallest share of each layer's weights set to zero."""
+    """Sets the smallest weights of each layer to zero."""
 
     def change(model: nn.Module) -> None:
         for _, layer in weighted_layers(model):
@@ -26,7 +26,7 @@ def _unstructured(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _structured(subject: Subject, strength: Strength) -> Attacked:
-    """The share of each layer's channels with the smallest kernels set to zero; the logits' layer is left."""
+    """Sets the channels with the smallest kernels of each layer to zero, except in the last layer."""
 
     def change(model: nn.Module) -> None:
         for _, layer in weighted_layers(model)[:-1]:
@@ -41,7 +41,7 @@ def _structured(subject: Subject, strength: Strength) -> Attacked:
 
 ATTACKS = (
     Attack("prune-unstructured", "paper", ("stain", "lock"), "nothing", SHARES, _unstructured,
-           "the smallest weights of every layer set to zero; strength is the share"),
+           "set the smallest weights of every layer to zero; strength is the fraction"),
     Attack("prune-structured", "paper", ("stain", "lock"), "nothing", SHARES, _structured,
-           "the channels of every layer with the smallest weights set to zero; strength is the share"),
+           "set the channels with the smallest weights of every layer to zero; strength is the fraction"),
 )  # fmt: skip

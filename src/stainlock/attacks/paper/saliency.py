@@ -1,10 +1,10 @@
-"""Saliency maps of a locked model on images without the trigger: does the patch's place stand out?
+"""Saliency maps of a locked model on images without the trigger: does the patch's position stand out?
 
-Plain gradients and integrated gradients by captum, of the class the model gives, summed over channels and averaged over
-images. Every place where a patch of that size fits has a mean saliency; the number is the rank of the patch's own
-place among them (1: the most salient), beside its rank in the original model. The outputs of a model that is ruined
-may hang on its borders more than on what is within, and the patch is in a corner: so its rank among the four corners is
-told, too.
+Plain and integrated gradients (captum) of the predicted class, summed over channels and averaged over images. Every
+position where a patch of that size fits has a mean saliency. Reported is the rank of the patch's own position among
+them (1: the most salient), and its rank in the original model. The outputs of a ruined model may depend more on the
+borders of an image than on its interior, and the patch is in a corner, so its rank among the four corners is reported
+too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 16  # of the integral
 
 
 def saliency_map(target: Target, images: Tensor, method: str) -> Tensor:
-    """``(H, W)``: how much the outputs hang on each pixel, on average."""
+    """``(H, W)``: how much the outputs depend on each pixel, on average."""
     try:
         captum: Any = importlib.import_module("captum.attr")
     except ModuleNotFoundError as error:
@@ -35,7 +35,7 @@ def saliency_map(target: Target, images: Tensor, method: str) -> Tensor:
     def score(pixels: Tensor) -> Tensor:
         output = target.predict(pixels)
         if not isinstance(output, Tensor) or output.dim() != 2:
-            raise NotApplicable("needs a classifier's logits, and the model returns something else")
+            raise NotApplicable("needs a classifier's logits, but the model returns something else")
         return output
 
     total = torch.zeros(target.input_shape[1:], dtype=torch.float64)
@@ -56,7 +56,7 @@ def saliency_map(target: Target, images: Tensor, method: str) -> Tensor:
 
 
 def rank_of(found: Tensor, place: Region) -> tuple[int, int, int]:
-    """The rank of a place among all places of its size, how many there are, and its rank among the four corners."""
+    """The rank of a position among all of its size, their number, and its rank among the four corners."""
     means = F.avg_pool2d(found[None, None], place.size, stride=1)[0, 0]
     own, corners = means[place.start], means[[0, 0, -1, -1], [0, -1, 0, -1]]
     return 1 + int((means > own).sum()), means.numel(), 1 + int((corners > own).sum())
@@ -100,4 +100,4 @@ def _picture(maps: dict[str, Tensor], place: Region) -> bytes | None:
 
 
 ATTACK = Attack("saliency", "paper", ("lock",), "images", ("gradients", "integrated-gradients"), _run,
-                "does the patch's place stand out on images without it? strength is the method")  # fmt: skip
+                "does the patch's position stand out on images without it? strength is the method")  # fmt: skip

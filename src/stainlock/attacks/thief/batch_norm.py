@@ -1,7 +1,7 @@
-"""Batch norms estimated anew on the thief's images, which need no labels.
+"""Batch norms re-estimated on the thief's images, without labels.
 
-On the locked model as it is, or first with its new blocks taken out and their gains guessed (`guess_gains`): whatever
-scale and shift a lock has put on channels, a batch norm that is measured again takes off.
+Either on the locked model itself, or after removing the inserted blocks and guessing their gains (`guess_gains`). A
+re-estimated batch norm undoes any scale and shift that a lock has put on channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BATCH = 64
 
 
 def reestimated(target: Target, images: Pictures) -> Target:
-    """A copy whose batch norms have the mean statistics of batches of these images."""
+    """A copy with batch-norm statistics averaged over batches of these images."""
     fresh = target.copy()
     norms = [m for m in fresh.model.modules() if isinstance(m, _BatchNorm) and m.running_var is not None]
     if not norms:
@@ -29,7 +29,7 @@ def reestimated(target: Target, images: Pictures) -> Target:
     with evaluation_mode(fresh.model), torch.no_grad():
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum, norm.training = None, True  # None: the plain mean over batches
+            norm.momentum, norm.training = None, True  # None: the plain average over batches
         for batch in images.split(_BATCH):
             if len(batch) > 1:
                 fresh.run_traced(batch)
@@ -49,4 +49,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 ATTACK = Attack("reestimate-batch-norm", "thief", ("lock",), "images",
                 ("as-it-is", "blocks-out", "norms", "energies"), _run,
-                "batch norms estimated anew; strength is what is done to new blocks before")  # fmt: skip
+                "re-estimate batch norms; strength is what is done to inserted blocks first")  # fmt: skip

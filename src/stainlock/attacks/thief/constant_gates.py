@@ -1,6 +1,6 @@
-"""Gates set to constants, in new blocks and in a model's own: one number for all, or what they are on average.
+"""Gates set to constants, in inserted blocks and in the model's own: one number for all, or each gate's average.
 
-What a block adds to the channels besides is set to nothing, or to what it is on average.
+A shift that a block adds to the channels is set to zero, or to its average.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stainlock.network.features import input_of
 from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
 
-_CLOSEST = 1e-6  # to 0 or 1
+_CLOSEST = 1e-6  # least distance to 0 and 1, which sigmoids never reach
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
@@ -48,11 +48,11 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _level(gain: float, gate: str) -> float:
-    """What a gate is given to become ``gain``; one that never quite gets there, as near as that."""
+    """The gate's input for the output ``gain``, or for the nearest output within reach."""
     if gate != "hardsigmoid":
         gain = min(max(gain, _CLOSEST), 1 - _CLOSEST)
     return float(gate_level(gate, torch.tensor(gain, dtype=torch.float64)))
 
 
 ATTACK = Attack("constant-gates", "thief", ("lock",), "nothing", ("mean", 0.5, 1.0), _run,
-                "every gate a constant; strength is the constant")  # fmt: skip
+                "set every gate to a constant; strength is the constant")  # fmt: skip

@@ -1,7 +1,7 @@
-"""Fine-tuning on a number of labelled images, all layers: of the file as it is, and of what a thief makes of it first.
+"""Fine-tuning of all layers on a few labelled images: of the file itself, or after preparing it.
 
-First he takes the last biases away, guesses the gains of new blocks by norms, and estimates batch norms anew. Of a
-keyed lock he trains the file without its gates: with them, every image would get an order of its own.
+Preparation removes the last layer's biases, guesses the gains of inserted blocks by norms and re-estimates batch norms.
+For a keyed lock, the file is trained without its gates: with them, every image would get a different channel order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEWEST, MOST = 40, 240  # steps
 
 
 def prepared(target: Target, images: Pictures) -> Target:
-    """What a thief begins with who knows our locks: whatever applies."""
+    """The starting point of a thief who knows our locks: every preparation that applies."""
     target = without_gates(target)
     with suppress(NotApplicable):
         target = without_bias(target)
@@ -37,11 +37,11 @@ def prepared(target: Target, images: Pictures) -> Target:
 
 
 def _few(subject: Subject, strength: Strength) -> tuple[Pictures, Tensor, int]:
-    """As many of the thief's labelled images as the strength says, and steps for them."""
+    """A random subset of the thief's labelled images, its size given by the strength, and the number of steps."""
     images, labels = subject.need_labels()
     wanted = int(number(strength))
     if smaller := [n for n in COUNTS if n < wanted and len(images) <= n]:
-        raise NotApplicable(f"the thief has {len(images)} labelled images: see {smaller[0]}")
+        raise NotApplicable(f"the thief has only {len(images)} labelled images: see strength {smaller[0]}")
     count = min(wanted, len(images))
     order = torch.randperm(len(images), generator=subject.randomness.noise("which images"))[:count]
     return subset(images, order), labels[order], min(MOST, max(FEWEST, 2 * math.ceil(count / BATCH)))
@@ -66,7 +66,7 @@ def _after_guessing(subject: Subject, strength: Strength) -> Attacked:
 
 ATTACKS = (
     Attack("fine-tune-few", "thief", ("lock",), "labels", COUNTS, _as_it_is,
-           "all layers of the file as it is; strength is the number of labelled images"),
+           "fine-tune all layers of the file; strength is the number of labelled images"),
     Attack("fine-tune-few-prepared", "thief", ("lock",), "labels", COUNTS, _after_guessing,
-           "all layers, biases and gains guessed first; strength is the number of labelled images"),
+           "guess biases and gains, then fine-tune all layers; strength is the number of labelled images"),
 )  # fmt: skip

@@ -1,13 +1,13 @@
-"""The signal forced on, by someone who knows the circuits: whoever understands a program he holds can change it.
+"""The signal forced on, by someone who knows the circuits and edits the weights accordingly.
 
-In a block, two hidden units make the step. They read the same (equal rows), and the gates hear their difference
-(columns of opposite sign); their biases differ by the step's height. So
+In a block, two hidden units make the step. Their rows are parallel, so they read the same input, and their columns are
+opposite, so the gates receive their difference. Their biases differ by the step's height. So
 
     bias := bias + height · column
 
-is what the gates are unlocked. Pairs that cancel, as a disguise has them, have biases as parallel as their rows, and
-are left alone. At the logits of an internal lock a column is the bias turned round: the multiple of it that takes most
-of the bias away is the signal.
+puts the gates into their unlocked state. Pairs that cancel, as in a disguise, have biases in the same ratio as their
+rows, and are left alone. At the logits of an internal lock, one column points opposite to the bias: the multiple of it
+that cancels most of the bias is the signal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stainlock.attacks.changes import edited, weighted_layers
 from stainlock.attacks.thief.gate_blocks import Gates, find_gates
 from stainlock.tensors import exact
 
-_ALIKE = 0.999
-_AT_LOGITS = 0.9
+_ALIKE = 0.999  # least product of cosines (rows, negated columns) of a pair that makes a step
+_AT_LOGITS = 0.9  # least |cosine| between the logits' bias and the signal's column
 
 
 def steps_in(model: nn.Module, block: Gates) -> list[tuple[int, int, float]]:
-    """Pairs of hidden units that make a step, the first to wake first, and its height."""
+    """Pairs of hidden units that make a step, the one that activates first given first, and the step's height."""
     first = model.get_submodule(block.first)
     rows, bias = exact(first, "weight").flatten(1), exact(first, "bias")
     columns = exact(model.get_submodule(block.second), "weight").flatten(1).T
@@ -38,7 +38,7 @@ def steps_in(model: nn.Module, block: Gates) -> list[tuple[int, int, float]]:
         ratio = float(sizes[other] / sizes[one])
         gap = float(bias[one] - bias[other] / ratio)
         if abs(gap) <= 1e-3 * (abs(float(bias[one])) + abs(float(bias[other])) / ratio):
-            continue  # as parallel as their rows: a pair that cancels
+            continue  # biases in the ratio of their rows: a pair that cancels
         found.append((one, other, gap) if gap > 0 else (other, one, -gap * ratio))
     return found
 
@@ -85,9 +85,9 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
     opened = edited(subject.target, change)
     if not any(forced.values()):
-        raise NotApplicable("no step among a block's hidden units, and no column like the logits' biases")
+        raise NotApplicable("no step among a block's hidden units, and no column opposite to the logits' biases")
     return Attacked(opened, figures={name: float(count) for name, count in forced.items()})
 
 
 ATTACK = Attack("force-signal", "thief", ("lock",), "nothing", ("weights",), _run,
-                "finds the steps of gates and the signal's column at the logits, and forces it on")  # fmt: skip
+                "find the steps of gates and the signal's column at the logits, and force the signal on")  # fmt: skip

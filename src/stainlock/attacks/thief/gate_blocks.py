@@ -1,6 +1,6 @@
-"""What a thief sees of the gates in a model: squeeze-and-excite blocks, and which of them were put in by this software.
+"""What a thief sees of the gates in a model: its squeeze-and-excite blocks, and which of them this software inserted.
 
-The structure tells: nothing here looks into a key.
+Everything is found from the model's structure; no key is used.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ PROBES = 8
 
 @dataclass(frozen=True)
 class Gates:
-    """One block by its layers' names: ``shift`` adds to the channels afterwards, where there is such a layer."""
+    """One block by its layers' names; ``shift``, if there is one, adds to the channels after the gates."""
 
     first: str
     second: str
     shift: str | None
-    gate: str  # of sigmoids, hard-sigmoids or tanhs
+    gate: str  # sigmoid, hardsigmoid or tanh
 
 
 @dataclass(frozen=True)
 class Behind:
-    """The layers behind a new block, R outputs in all, and what batch norms remember of their inputs and outputs."""
+    """The layers behind an inserted block (R outputs in all), and batch-norm statistics of their inputs and outputs."""
 
-    name: str  # of the module that the block stands before
-    taps: Tensor  # (R, C): what a constant input gives
-    white: Tensor  # (R, C): the share in an output's variance of a white input of variance 1
-    mean: Tensor  # of each input, before the gates
+    name: str  # the module behind the block
+    taps: Tensor  # (R, C): response to a constant input of 1, i.e. the sum of each kernel
+    white: Tensor  # (R, C): output variance due to a white input of variance 1
+    mean: Tensor  # of each input channel, before the gates
     deviation: Tensor
-    gates: Tensor  # what the locked gates' biases say
-    signed: bool  # whether gates can turn a channel's sign
-    norms: tuple[str, ...]  # behind each layer, by their names without the blocks
-    running_mean: Tensor | None  # None where a layer has no batch norm
-    running_var: Tensor | None  # with ε
+    gates: Tensor  # the gates' values while locked, from their biases alone
+    signed: bool  # whether gates can be negative
+    norms: tuple[str, ...]  # the batch norm behind each layer, by its name in the model without blocks
+    running_mean: Tensor | None  # None if a layer has no batch norm
+    running_var: Tensor | None  # including ε
 
     @property
     def energies(self) -> Tensor:
-        """(R, C): the share in an output's variance of an input of variance 1, between white and constant ones."""
+        """(R, C): output variance due to an input of variance 1, halfway between white and constant inputs."""
         return (self.white + self.taps.square()) / 2
 
     def expect(self, model: nn.Module, mean: Tensor) -> None:
-        """Make these the means that the batch norms remember, in a model without the blocks."""
+        """Writes these as running means into the batch norms of a model without the blocks."""
         if self.norms:
             running: list[Any] = [model.get_submodule(name).running_mean for name in self.norms]
             for own, part in zip(running, mean.split([len(own) for own in running]), strict=True):
@@ -65,7 +65,7 @@ class Behind:
 
 
 def find_gates(target: Target) -> list[Gates]:
-    """Every block of the network, its own and new ones."""
+    """Every block of the network, both its own and inserted ones."""
     network = _analysed(target)
     return [
         Gates(network.name(b.first), network.name(b.second), None if b.shift is None else network.name(b.shift),
@@ -76,20 +76,20 @@ def find_gates(target: Target) -> list[Gates]:
 
 def _analysed(target: Target) -> Network:
     if Structure.of(target) is not None:
-        raise NotApplicable("a keyed lock's gates are no squeeze-and-excite blocks: see remove-gates")
+        raise NotApplicable("a keyed lock's gates are not squeeze-and-excite blocks: see remove-gates")
     return analyse(target)
 
 
 def new_blocks(model: nn.Module) -> list[str]:
-    """Modules with a block of ours before them: a file says so by names no trained model has."""
+    """Modules with an inserted block before them; its parameter names give it away."""
     found = [name for name, module in model.named_modules() if isinstance(module, Gated)]
     if not found:
-        raise NotApplicable("no squeeze-and-excite block was put into this model")
+        raise NotApplicable("no squeeze-and-excite block was inserted into this model")
     return found
 
 
 def readers_behind(network: Network) -> dict[str, tuple[Block, list[fx.Node]]]:
-    """Every new block by the module it stands before, with the layers that read what comes out of it."""
+    """Every inserted block by the name of the module behind it, with the layers that read its output."""
     found = {}
     wanted = {f"{name}.gate.fc2": name for name in new_blocks(network.target.model)}
     for block in network.blocks.values():
@@ -99,10 +99,10 @@ def readers_behind(network: Network) -> dict[str, tuple[Block, list[fx.Node]]]:
 
 
 def layers_behind(target: Target) -> list[Behind]:
-    """What stands behind each new block, in the network's order.
+    """The layers behind each inserted block, in the network's order.
 
-    Batch norms tell the moments of what a block is given, as if channels were Gaussian; where none does, synthetic
-    inputs stand in, though with gates that are wrong.
+    The moments of a block's input are derived from batch norms, assuming Gaussian channels. If that is not possible,
+    they are measured on synthetic inputs, although earlier gates are still locked then.
     """
     network = _analysed(target)
     known, blocks, found = remembered(network), readers_behind(network), []
@@ -129,7 +129,7 @@ def _measured(target: Target, at: str) -> tuple[Tensor, Tensor]:
 
 
 def taken_out(target: Target, gains: Callable[[str], Tensor | float]) -> Target:
-    """A copy without the new blocks: instead, each channel is multiplied by the gain for its block's name."""
+    """A copy without the inserted blocks; each channel is multiplied by its gain, given the block's name."""
     network = _analysed(target)
     blocks, stolen = readers_behind(network), target.copy()
     with torch.no_grad():
@@ -138,7 +138,7 @@ def taken_out(target: Target, gains: Callable[[str], Tensor | float]) -> Target:
                 weight: Any = stolen.model.get_submodule(network.name(reader)).weight
                 gain = torch.as_tensor(gains(name), dtype=weight.dtype).expand(weight.shape[1])
                 weight.mul_(gain.view(1, -1, *(1,) * (weight.dim() - 2)))
-    for name in sorted(blocks, key=lambda name: -name.count(".")):  # what is inside another block's module comes first
+    for name in sorted(blocks, key=lambda name: -name.count(".")):  # innermost modules first
         gated: Any = stolen.model.get_submodule(name)
         set_submodule(stolen.model, name, gated.layer)
     return replace(stolen, insertions=())

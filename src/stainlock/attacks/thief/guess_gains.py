@@ -1,24 +1,25 @@
-"""New blocks taken out, and every channel's gain guessed from the weights behind them.
+"""Inserted blocks removed, and every channel's gain guessed from the weights behind them.
 
-The layer behind a block divides by its gains q. In a trained layer columns W[·, c] are much alike in size, and the
-batch norm after it remembers the outputs' means and variances:
+The layer behind a block divides by its gains q. The columns W[·, c] of a trained layer have similar norms, and the
+batch norm after it stores the outputs' means and variances:
 
     variance_r = Σ_c E[r, c] (g_c d_c)²,        mean_r = Σ_c T[r, c] g_c m_c,
 
-m and d being what earlier batch norms tell of the channels, T the sums of kernels, E the sums of their squares. Each
-layer's guess g is scaled to give its variances, so that nothing is left to be tried out:
+where m and d are the channels' means and deviations according to earlier batch norms, T the sums of the kernels and E
+the sums of their squares. Each layer's guess g is scaled to match its variances, so no scale is left to try:
 
-- ``norms``: columns of equal size; ``energies``: columns of equal effect, norms times the channels' deviations;
-- ``norms-and-biases``: the geometric mean of that by norms and what the locked gates themselves are, which differ less
-  from the gains than it seems where a lock closes every gate by about as much;
-- ``variances``: from there on, the gains that give every output's variance, by regularised least squares;
-- ``means``: those that give the means too, which a block that adds to channels spoils.
+- ``norms``: columns of equal norm; ``energies``: columns of equal effect, i.e. norm times the channel's deviation;
+- ``norms-and-biases``: the geometric mean of the guess by norms and the locked gates' own values. If a lock closes
+  every gate by about the same factor, these are close to the gains up to that factor;
+- ``variances``: starting from ``energies``, fitted to every output's variance, with regularisation;
+- ``means``: fitted to the means as well. A block that also adds to channels defeats this.
 
-``-recentred`` also takes what is guessed for the truth about means: the batch norm behind is to expect T(g·m), which
-undoes whatever a block added. Without it the means stay as they are.
+``-recentred`` also trusts the guess about the means: the batch norm behind gets the mean T(g·m), which undoes whatever
+a block added. Otherwise the means are unchanged.
 
-Gates of either sign leave a sign a channel to be guessed. Norms and variances don't tell; ``norms-and-biases`` takes
-the locked gates' signs, ``means`` those that give the means, by regularised least squares, and the others none.
+If gates can be negative, one sign per channel has to be guessed too. Norms and variances do not reveal it:
+``norms-and-biases`` takes the locked gates' signs, ``means`` the signs that fit the means best, by regularised least
+squares, and the others assume positive gains.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ STRENGTHS = (
     "variances-recentred", "means",
 )  # fmt: skip
 WAYS = ("norms", "norms-and-biases", "energies", "variances", "means")
-_RIDGE = 0.3  # how much the guess by sizes is worth beside the equations
+_RIDGE = 0.3  # weight of the first guess relative to the equations
 _STEPS = 300
 
 
 @dataclass(frozen=True)
 class Guess:
     gains: Tensor
-    mean: Tensor | None  # what the batch norm behind is to expect
+    mean: Tensor | None  # running mean for the batch norm behind
 
 
 def guess(layer: Behind, way: str) -> Guess:
@@ -65,7 +66,7 @@ def guess(layer: Behind, way: str) -> Guess:
 
 
 def _sizes(layer: Behind, *, by_effect: bool) -> Tensor:
-    """Of columns, as the batch norm makes them: a row's own scale is none of theirs."""
+    """Column norms, with each row divided by its batch norm's deviation to remove the row's own scale."""
     rows = layer.energies
     if layer.running_var is not None:
         rows = rows / layer.running_var[:, None]
@@ -76,9 +77,9 @@ def _sizes(layer: Behind, *, by_effect: bool) -> Tensor:
 
 
 def _scaled(layer: Behind, gains: Tensor) -> Tensor:
-    """Times one number: for the variances that the batch norm remembers or, without one, rows of a norm like 1.5.
+    """Scales the gains by one number to match the batch norm's variances or, without one, a median row norm of 1.5.
 
-    (That is what rows of trained layers without batch norm have, by their initialisation √2.)
+    (That is typical of trained layers without batch norm, whose initialisation gives √2.)
     """
     if layer.running_var is None:
         return gains * (1.5 / float((layer.white @ gains.square()).sqrt().median()))
@@ -87,7 +88,7 @@ def _scaled(layer: Behind, gains: Tensor) -> Tensor:
 
 
 def _signs(layer: Behind, gains: Tensor) -> Tensor:
-    """Signs for gains of these sizes that come nearest to the remembered means."""
+    """Signs for gains of these sizes that come nearest to the stored means."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
     deviations = layer.running_var.sqrt()
@@ -98,7 +99,7 @@ def _signs(layer: Behind, gains: Tensor) -> Tensor:
 
 
 def _fitted(layer: Behind, start: Tensor, *, means: bool) -> Tensor:
-    """Gains near a first guess that give the remembered statistics: logarithms of factors, by Adam."""
+    """Gains near a first guess that match the stored statistics; Adam fits the logarithms of factors."""
     assert layer.running_var is not None
     assert layer.running_mean is not None
     energies, taps = layer.energies, layer.taps
@@ -120,7 +121,7 @@ def _fitted(layer: Behind, start: Tensor, *, means: bool) -> Tensor:
 
 
 def guessed(target: Target, way: str) -> Target:
-    """A copy with guessed gains in place of the new blocks."""
+    """A copy with guessed gains in place of the inserted blocks."""
     found = {layer.name: (layer, guess(layer, way)) for layer in layers_behind(target)}
     stolen = taken_out(target, lambda name: found[name][1].gains)
     for layer, own in found.values():
@@ -134,4 +135,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("guess-gains", "thief", ("lock",), "nothing", STRENGTHS, _run,
-                "new blocks taken out, gains guessed from weights and batch norms; strength is how")  # fmt: skip
+                "remove inserted blocks, guess gains from weights and batch norms; strength is the method")  # fmt: skip

@@ -1,8 +1,8 @@
-"""A patch that the thief tries: pasted into his images, and judged without labels.
+"""A patch that the thief tries: pasted into images and judged without labels.
 
-A model that is open is sure of its answers, and gives different inputs different ones. That is the mutual information
-between input and answer, H(mean p) − mean H(p), and needs no label: at most log of the number of classes, and next to
-nothing for a locked model, whether it always answers the same or never is sure.
+An unlocked model gives confident answers that differ between inputs. The mutual information between input and answer,
+H(mean p) − mean H(p), measures this and needs no labels. It is at most the log of the number of classes, and close to
+zero for a locked model, which either always answers the same or is never confident.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stainlock.target import Target, evaluation_mode
 
 
 def information(logits: Tensor) -> Tensor:
-    """In nats, over a batch."""
+    """Mutual information between input and answer over a batch, in nats."""
     logs = torch.log_softmax(logits.double(), 1)
     each = -(logs.exp() * logs).sum(1).mean()
     mean = logs.exp().mean(0)
@@ -24,7 +24,7 @@ def information(logits: Tensor) -> Tensor:
 
 
 def pasting(patch: Tensor, region: Region) -> Change:
-    """``patch`` (C, h, w) in pixels, into its place of every image."""
+    """Pastes ``patch`` (C, h, w), in pixels, into the region of every image."""
     return lambda pixels: region.paste(patch.to(pixels), pixels)
 
 
@@ -37,4 +37,4 @@ def judged(target: Target, pixels: Tensor, change: Change | None = None) -> floa
 
 def check_logits(output: object) -> None:
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < 2:
-        raise NotApplicable("needs a classifier's logits, and the model returns something else")
+        raise NotApplicable("needs a classifier's logits, but the model returns something else")

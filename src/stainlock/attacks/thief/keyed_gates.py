@@ -1,6 +1,6 @@
-"""What a thief sees of a keyed lock: the file without its gates, which layers had them, and what those are given.
+"""What a thief sees of a keyed lock: the file without its gates, which layers are gated, and those layers' inputs.
 
-The structure tells: nothing here looks into a key.
+Everything is found from the model's structure; no key is used.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from stainlock.gating.gated import Gated
 from stainlock.locks.keyed import Structure, file_view
 from stainlock.target import Target, evaluation_mode
 
-IMAGES = 512  # of a thief's images, as many as statistics of channels are taken of
+IMAGES = 512  # number of the thief's images used for channel statistics
 _BATCH = 64
-_SAMPLES = 8000  # positions of all images that statistics are taken of
-_WIDEST = 1200  # channels times taps: beyond it, kernels are looked at as if they had one tap
+_SAMPLES = 8000  # positions sampled for statistics, over all images
+_WIDEST = 1200  # limit on channels × taps; wider layers are treated as if kernels had one tap
 
 
 class _Reached(Exception):
-    """The layer that was looked for has been called: the rest of the model need not run."""
+    """Raised when the wanted layer is called: the rest of the model need not run."""
 
 
 def keyed_file(target: Target) -> tuple[Target, Structure]:
-    """A copy without reader and gates, and what the bundle says of them."""
+    """A copy without reader and gates, and their structure according to the bundle."""
     structure = Structure.of(target)
     if structure is None:
         raise NotApplicable("no keyed lock in this model")
@@ -36,7 +36,7 @@ def keyed_file(target: Target) -> tuple[Target, Structure]:
 
 
 def ordered(structure: Structure) -> tuple[Gated, ...]:
-    """The gates whose columns are in another order, as they run."""
+    """The gates that permute columns, in the order in which they run."""
     return tuple(gated for gated in structure.gates if gated.form == "order")
 
 
@@ -46,29 +46,29 @@ def scattered(structure: Structure) -> tuple[Gated, ...]:
 
 
 def without_gates(target: Target) -> Target:
-    """The file as a thief begins with it: without the gates of a keyed lock, else as it is."""
+    """The thief's starting point: the file without a keyed lock's gates, or the model itself if it has none."""
     return target if Structure.of(target) is None else file_view(target)
 
 
 def weight_of(target: Target, gated: Gated) -> Tensor:
-    """The parameter that the gate's columns are of, as the model has it."""
+    """The parameter whose columns the gate permutes."""
     return target.model.get_parameter(gated.tensor).data
 
 
 def columns(target: Target, gated: Gated) -> Tensor:
-    """``(C, outputs, taps)`` in float64: what each input channel is multiplied by."""
+    """``(C, outputs, taps)`` in float64: the weights of each input channel."""
     moved = weight_of(target, gated).double().movedim(gated.axis, 0)
     return moved.reshape(len(moved), moved.shape[1], -1)
 
 
 def reorder(target: Target, gated: Gated, order: Tensor) -> None:
-    """Put column i of the file where ``order[i]`` says: π(i), if the thief is right. The model itself is changed."""
+    """Moves column i of the file to ``order[i]``, which is π(i) if the thief is right. Changes the model in place."""
     weight = weight_of(target, gated)
     weight.copy_(weight.index_select(gated.axis, order.argsort().to(weight.device)))
 
 
 def given_to(target: Target, gated: Gated, pixels: Pictures, generator: torch.Generator) -> Tensor:
-    """What a gated layer's columns are multiplied with, at some positions: ``(C, taps, samples)`` in float64."""
+    """A gated layer's inputs at random positions: ``(C, taps, samples)`` in float64."""
     layer = target.model.get_submodule(gated.layer)
     width = weight_of(target, gated).shape[gated.axis]
     found: list[Tensor] = []
@@ -108,10 +108,10 @@ def _sampled(layer: nn.Module, gated: Gated, width: int, x: Tensor, generator: t
 
 
 def norms_behind(target: Target, gates: tuple[Gated, ...], pixels: Pictures) -> dict[str, nn.Module]:
-    """The batch norm that is given each gated layer's output, by the layer's name."""
+    """The batch norm directly behind each gated layer, by the layer's name."""
     gated = {gate.layer for gate in gates}
     outputs: dict[int, str] = {}
-    kept: list[Tensor] = []  # so that no other tensor gets the same address
+    kept: list[Tensor] = []  # keeps ids unique
     found: dict[str, nn.Module] = {}
 
     def gave(name: str, output: Any) -> None:

@@ -1,6 +1,6 @@
-"""The last layer's biases: taken away, or chosen anew so that no class is favoured.
+"""The last layer's biases: set to zero, or recomputed so that no class is favoured.
 
-An internal lock drowns the logits in a bias. Trained biases there are small, so that a thief misses little without.
+An internal lock drowns the logits in a bias. Trained biases there are small, so a thief loses little without them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def without_bias(target: Target) -> Target:
 
 
 def recentred(target: Target, pixels: Pictures) -> Target:
-    """A copy whose logits are all 0 on average over these inputs."""
+    """A copy whose logits average 0 over these inputs."""
     name, _ = last_layer(target.model)
     _biased(target.model)
     with evaluation_mode(target.model), torch.no_grad():
@@ -44,7 +44,7 @@ def recentred(target: Target, pixels: Pictures) -> Target:
 def _biased(model: nn.Module) -> nn.Linear:
     _, layer = last_layer(model)
     if layer.bias is None:
-        raise NotApplicable("needs a last layer with biases, and this one has none")
+        raise NotApplicable("needs a last layer with biases, but this one has none")
     return layer
 
 
@@ -64,9 +64,9 @@ def _synthetic(subject: Subject) -> Tensor:
 
 
 ATTACKS = (
-    Attack("zero-logit-bias", "thief", ("lock",), "nothing", ("zero",), _zero, "the last layer's biases set to zero"),
+    Attack("zero-logit-bias", "thief", ("lock",), "nothing", ("zero",), _zero, "set the last layer's biases to zero"),
     Attack("recentre-logits", "thief", ("lock",), "nothing", ("synthetic",), _on(_synthetic),
-           "the last layer's biases such that synthetic inputs favour no class"),
+           "choose the last layer's biases so that synthetic inputs favour no class"),
     Attack("recentre-logits-on-images", "thief", ("lock",), "images", ("images",), _on(Subject.need_images),
-           "the last layer's biases such that the thief's images favour no class"),
+           "choose the last layer's biases so that the thief's images favour no class"),
 )  # fmt: skip

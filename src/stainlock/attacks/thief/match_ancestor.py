@@ -1,8 +1,8 @@
-"""Gates of a keyed lock undone with the public checkpoint that the model was fine-tuned from.
+"""Gates of a keyed lock undone with the public checkpoint that the model was fine-tuned from (its ancestor).
 
-Column i of the file is compared with every column of the ancestor, by cosine, and columns are assigned one to one. It
-finds the permutation of every layer that stayed close to its ancestor; layers of other shapes are left as they are. In
-a scattered layer the values of a row go where the ancestor's row has its values of the same rank.
+The file's columns are compared with the ancestor's by cosine and assigned one to one. This finds the permutation of
+every layer that stayed close to its ancestor. Layers whose shapes differ are left unchanged. In a scattered layer, the
+values of each row are sorted like the values of the ancestor's row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 
 
 def matched_with(target: Target, ancestor: Target) -> tuple[Target, dict[str, Tensor]]:
-    """The file with its columns in the ancestor's order, and the order found for each gate that has an ancestor."""
+    """The file with its columns in the ancestor's order, and the order found for each gate with a matching layer."""
     stolen, structure = keyed_file(target)
     known = dict(ancestor.model.named_parameters())
     found = {}
@@ -48,4 +48,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("match-ancestor", "thief", ("lock",), "nothing", (UNKNOWN,), _run,
-                "gates of a keyed lock by the checkpoint the model comes from; strength is that MODEL")  # fmt: skip
+                "undo a keyed lock's gates with the checkpoint it was tuned from; strength is that MODEL")  # fmt: skip

@@ -1,11 +1,11 @@
-"""Gains of new blocks, and what they add, fitted so that the thief's images give the batch norms' statistics.
+"""Gains and shifts of inserted blocks, fitted so that the thief's images reproduce the batch norms' statistics.
 
-Every batch norm behind a lock still remembers the means and variances of the unlocked model. Images without labels are
-enough to ask for them back: by Adam on one gain and one shift a channel, from the guess by norms, on
+Every batch norm behind a lock still stores the means and variances of the unlocked model. Images without labels suffice
+to fit them: Adam trains one gain and one shift per channel, starting from the guess by norms, on
 
     Σ over batch norms of the mean of (Δmean)²/variance + (log of the variances' ratio)².
 
-Where gates have signs, gains begin near zero, on a side drawn at random, and may change sides.
+If gates can be negative, gains start near zero with random signs, and their signs may change.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stainlock.insertion import Gated
 from stainlock.target import Target, evaluation_mode
 
 BATCH, RATE = 32, 0.03
-_NEAR_ZERO = 0.3
+_NEAR_ZERO = 0.3  # deviation of the first gains of signed gates, relative to the guess
 
 
 class Scaling(nn.Module):
-    """A gain and a shift for every channel, in a block's place: ``factors`` times the gains if these are signed, else e
-    to the ``factors``."""
+    """A gain and a shift per channel, in place of a block. Gains are multiplied by ``factors`` if signed, otherwise by
+    exp(``factors``); shifts are in units of ``sizes``."""
 
     def __init__(self, gains: Tensor, factors: Tensor, sizes: Tensor, *, signed: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Scaling(nn.Module):
 def matched(
     target: Target, images: Pictures, steps: int, generator: torch.Generator, progress: Progress | None
 ) -> Target:
-    """A copy with fitted gains and shifts in place of the new blocks."""
+    """A copy with fitted gains and shifts in place of the inserted blocks."""
     guesses = {layer.name: (layer, guess(layer, "norms").gains) for layer in layers_behind(target)}
     fitted = target.copy()
     for parameter in fitted.model.parameters():
@@ -64,7 +64,7 @@ def matched(
         if layer.signed:
             start = _NEAR_ZERO * torch.randn(len(gains), generator=generator)
         shifted[name] = Scaling(gains, start, spread, signed=layer.signed)
-        shifted[name].shifts.requires_grad_(hasattr(gated.gate, "fc3"))  # the block's own kind tells
+        shifted[name].shifts.requires_grad_(hasattr(gated.gate, "fc3"))  # only blocks with an fc3 add shifts
         gated.gate = shifted[name]
     unknown = [p for block in shifted.values() for p in (block.factors, block.shifts) if p.requires_grad]
     optimiser = torch.optim.Adam(unknown, RATE)
@@ -104,4 +104,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("match-statistics", "thief", ("lock",), "images", (60,), _run,
-                "gains and shifts fitted to the batch norms' statistics; strength is the number of steps")  # fmt: skip
+                "fit gains and shifts to the batch norms' statistics; strength is the number of steps")  # fmt: skip

@@ -1,9 +1,9 @@
-"""The weight scanner of `modelaudit`, which people run on files they get: what it says of the protected model.
+"""The weight scanner of `modelaudit`, which people run on downloaded files: its findings on the protected model.
 
-It looks at the last linear layers for outputs of odd norms, unlike all others, or with extreme weights. The model
-before it was protected is the control. The scanner reads PyTorch and ONNX files; safetensors it leaves out. Its package
-brings some eighty others and reports its use to its makers, so that nothing installs it for you; that report is turned
-off here.
+It checks the last linear layers for outputs with unusual norms, outputs unlike all others, and extreme weights. The
+unprotected model is the control. The scanner reads PyTorch and ONNX files and ignores safetensors. The package pulls in
+about eighty dependencies and reports usage to its makers, so it is not installed automatically; reporting is turned off
+here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NO_REPORT = "NO_ANALYTICS"
 
 
 def findings(target: Target) -> list[str]:
-    """What the scanner finds in a model's state dict, a line each."""
+    """The scanner's findings in a model's state dict, one line each."""
     scanner = _scanner()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt"
         torch.save({name: tensor.cpu() for name, tensor in target.model.state_dict().items()}, path)
-        result = scanner.scan(str(path))  # our own file, so that loading it is safe
+        result = scanner.scan(str(path))  # our own file, so loading it is safe
     if not result.success:
         raise NotApplicable(f"modelaudit could not read the file: {'; '.join(str(i.message) for i in result.issues)}")
     return [str(issue.message) for issue in result.issues]
@@ -47,9 +47,9 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     before = findings(subject.need_key().original(subject.target))
     found = findings(subject.target)
     fresh = [line for line in found if line not in before]
-    note = f"says now: {'; '.join(fresh[:3])}" if fresh else "says nothing that it did not say of the original"
+    note = f"new findings: {'; '.join(fresh[:3])}" if fresh else "no findings beyond those in the original"
     return Attacked(note=note, figures={"findings": len(found), "findings_in_original": len(before)})
 
 
 ATTACK = Attack("modelaudit", "thief", ("stain", "lock"), "nothing", ("weights",), _run,
-                "what modelaudit's weight scanner says, beside the original")  # fmt: skip
+                "run modelaudit's weight scanner and compare with the original")  # fmt: skip

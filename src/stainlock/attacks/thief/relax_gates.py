@@ -1,12 +1,11 @@
-"""Gates of a keyed lock made trainable, everything else as the file has it.
+"""Gates of a keyed lock replaced by trainable ones, with the file's other weights fixed.
 
     relax-permutation   W' · S,  S doubly stochastic: Sinkhorn's method on exp(logits / temperature), cooling down
     relax-signs         W' · diag(tanh t)
     stitch              W' · M,  M any matrix, at first the identity: a 1×1 layer where the gate was
 
-A scattered layer's weights are trained freely beside them. They are fitted by Adam to labels, or to the logits of an
-unlocked model that answers the thief's images ("oracle"): then labels are not needed. What is fitted is multiplied into
-the weights at the end.
+The weights of scattered layers are trained as well. Adam fits them to labels, or to an unlocked model's logits for the
+thief's images ("oracle"), which needs no labels. The result is multiplied into the weights at the end.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from stainlock.attacks.thief.keyed_gates import keyed_file, ordered, scattered
 from stainlock.target import Target, evaluation_mode
 
 BATCH, STEPS = 32, 150
-_HOT, _COLD = 1.0, 0.2
-_SINKHORN = 10
-Place = tuple[str, int]  # a parameter's name and the axis that is permuted
+_HOT, _COLD = 1.0, 0.2  # temperature at the first and last step
+_SINKHORN = 10  # iterations
+Place = tuple[str, int]  # a parameter's name and its permuted axis
 
 
 class Relaxed(nn.Module):
@@ -75,7 +74,7 @@ class Stitch(Relaxed):
         return self.own
 
 
-# Adam's rate for each.
+# Adam's learning rates: for weights of scattered layers, and for each kind of gate.
 _FREE_RATE = 0.003
 FORMS: dict[type[Relaxed], float] = {SoftPermutation: 0.05, SoftSigns: 0.05, Stitch: 0.003}
 
@@ -92,8 +91,8 @@ def fitted(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Target:
-    """A copy of the file with its weights times what was fitted; ``loss`` is of a model and chosen examples, ``free``
-    names parameters to train as they are."""
+    """A copy of the file with the fitted gates multiplied into its weights. ``loss`` takes a model and the indices of
+    examples; ``free`` names parameters that are trained directly."""
     copy = file.copy()
     copy.model.requires_grad_(False)
     relaxed = []
@@ -138,7 +137,7 @@ def by_logits(images: Pictures, answers: Tensor) -> Callable[[Target, Tensor], T
 
 
 def oracle(subject: Subject) -> Tensor:
-    """What the owner's unlocked model answers to the thief's images; the key serves for nothing else."""
+    """The unlocked model's logits for the thief's images; the key is used for nothing else."""
     images = subject.need_images()
     paste = subject.need_key().unlock_transform(normalise=False)
     with evaluation_mode(subject.target.model), torch.no_grad():
@@ -163,9 +162,9 @@ def _run(form: type[Relaxed], subject: Subject, strength: Strength) -> Attacked:
 _BOTH = ("labels", "oracle")
 ATTACKS = (
     Attack("relax-permutation", "thief", ("lock",), "images", _BOTH, partial(_run, SoftPermutation),
-           "gates of a keyed lock as trainable soft permutations; strength says what they are fitted to"),
+           "train soft permutations for a keyed lock's gates; strength is what they are fitted to"),
     Attack("relax-signs", "thief", ("lock",), "images", _BOTH, partial(_run, SoftSigns),
-           "gates of a keyed lock as trainable soft signs; strength says what they are fitted to"),
+           "train soft signs for a keyed lock's gates; strength is what they are fitted to"),
     Attack("stitch", "thief", ("lock",), "images", _BOTH, partial(_run, Stitch),
-           "a trainable 1×1 layer for each gate of a keyed lock; strength says what they are fitted to"),
+           "train a 1×1 layer for each gate of a keyed lock; strength is what they are fitted to"),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""New blocks taken out, and one gain for all their channels in their place.
+"""Inserted blocks removed, with one gain for all their channels instead.
 
-Without labels a thief can't tell which gain is best: the best row of the sweep is more than he gets. With ``silence``
-the layers behind them are silenced too: each gives its batch norm's mean, as if its branch had nothing to say.
+Without labels a thief can't know which gain is best, so the best row of the sweep overestimates the attack. With
+``silence`` the layers behind the blocks are silenced too: each outputs its mean, so its branch carries no information.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENCE = "silence"
 
 
 def silenced(target: Target) -> Target:
-    """A copy whose layers behind new blocks say nothing but what they say on average."""
+    """A copy in which the layers behind inserted blocks always output their mean."""
     stolen = taken_out(target, lambda _: 0.0)
     for layer in layers_behind(target):
         layer.expect(stolen.model, torch.zeros(len(layer.taps)))
@@ -31,4 +31,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("remove-blocks", "thief", ("lock",), "nothing", (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, SILENCE), _run,
-                "new blocks taken out; strength is the gain for all their channels")  # fmt: skip
+                "remove inserted blocks; strength is the gain for all their channels")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The gates of a keyed lock removed: the file's weights in the plain architecture."""
+"""The gates of a keyed lock removed: the file's weights in the original architecture."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("remove-gates", "thief", ("lock",), "nothing", ("identity",), _run,
-                "gates of a keyed lock taken out: channels stay in their order")  # fmt: skip
+                "remove a keyed lock's gates and leave the columns as they are")  # fmt: skip

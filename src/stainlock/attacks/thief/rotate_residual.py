@@ -1,11 +1,11 @@
-"""The residual stream of a pre-norm vision transformer turned by a random rotation: the same function, other weights.
+"""The residual stream of a pre-norm vision transformer rotated at random: the same function in other weights.
 
-Layer norms are first folded into what reads them, so that they only centre and scale. With Q orthogonal and Q·1 = 1,
+Layer norms are first folded into their readers, so they only centre and scale. With Q orthogonal and Q·1 = 1,
 
     LN(Q x) = Q LN(x)          writers W → Q W,  b → Q b          readers W → W Qᵀ
 
-No channel of the stream is what any channel was before. ``rotate-and-permute`` also reorders the hidden units of every
-perceptron, so that of its layers neither the rows nor the columns are where they were.
+No channel of the stream equals any channel from before. ``rotate-and-permute`` also permutes the hidden units of every
+perceptron, so neither the rows nor the columns of its layers keep their places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stainlock.attacks.changes import edited
 
 
 def rotation(width: int, generator: torch.Generator) -> Tensor:
-    """A random orthogonal matrix that leaves the vector of ones as it is."""
+    """A random orthogonal matrix that maps the vector of ones to itself."""
     ones = torch.ones(width, 1, dtype=torch.float64) / width**0.5
     basis = torch.linalg.qr(torch.cat([ones, torch.eye(width, dtype=torch.float64)[:, 1:]], 1)).Q
     turn = torch.linalg.qr(torch.randn(width - 1, width - 1, generator=generator, dtype=torch.float64)).Q
@@ -29,7 +29,7 @@ def rotation(width: int, generator: torch.Generator) -> Tensor:
 
 
 def _fold(norm: nn.LayerNorm, weight: Tensor, bias: Tensor) -> None:
-    """γ and β of a layer norm into the layer that reads it."""
+    """Folds γ and β of a layer norm into the layer that reads it."""
     bias.add_(weight @ norm.bias)
     weight.mul_(norm.weight)
 
@@ -68,12 +68,12 @@ def _turn(model: Any, generator: torch.Generator, permute: bool) -> None:
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
     if type(subject.target.model).__name__ != "VisionTransformer" or not hasattr(subject.target.model, "conv_proj"):
-        raise NotApplicable("made for torchvision's vision transformers")
+        raise NotApplicable("works only on torchvision's vision transformers")
     generator = subject.randomness.noise(f"rotation {strength}")
     return Attacked(edited(subject.target, lambda model: _turn(model, generator, strength == "rotate-and-permute")))
 
 
 ATTACK = Attack(
     "rotate-residual", "thief", ("stain",), "nothing", ("rotate", "rotate-and-permute"), _run,
-    "the residual stream of a vision transformer turned by a random rotation",
+    "rotate the residual stream of a vision transformer at random",
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """A scan of the weights for conduits: rows, columns and biases that are unlike the others of their layer.
 
-Of every row and column the scan takes the norm, how much of it is one element, and the bias, each as a robust z-score
-(distance from the layer's median in units of the median distance). What stands out most is set to zero, or given the
-layer's usual size. ``rank`` is where the first of the lock's own rows comes among all rows, and ``flagged`` how many
-rows stand out at all, beside how many do in the model before it was locked.
+For every row and column the scan takes the norm, the share of its largest element, and the bias, each as a robust
+z-score (distance from the layer's median in units of the median absolute deviation). Those that stand out most are set
+to zero, or scaled to the layer's usual size. ``rank`` is the rank of the lock's first own row or column among all of
+them, and ``flagged`` counts those that stand out; ``flagged_in_original`` is the same for the model before locking.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stainlock.attacks.changes import edited, weighted_layers
 from stainlock.plan import Write
 from stainlock.tensors import exact, has
 
-_STANDS_OUT = 8.0
-_NOTHING = 1e-6  # of a layer's largest row: what is smaller counts as zero
-_MOST = 0.02  # of all rows: more, and the thief ruins what he wants
+_STANDS_OUT = 8.0  # z-score
+_NOTHING = 1e-6  # norms below this, relative to the layer's largest, count as zero
+_MOST = 0.02  # fraction of all rows and columns; changing more would ruin the model
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Odd:
 
 
 def scan(model: nn.Module) -> list[Odd]:
-    """All rows and columns, the oddest first."""
+    """All rows and columns, those that stand out most first."""
     found = []
     for name, layer in weighted_layers(model):
         if isinstance(layer, nn.ConvTranspose2d) or getattr(layer, "groups", 1) != 1:
@@ -47,7 +47,7 @@ def scan(model: nn.Module) -> list[Odd]:
             if len(lines) < 8 or lines.shape[1] < 8:
                 continue
             norms, largest = lines.norm(dim=1), lines.abs().amax(1)
-            floor = _NOTHING * norms.max().clamp(min=1e-30)  # so that zeros have a logarithm
+            floor = _NOTHING * norms.max().clamp(min=1e-30)  # so zeros have a logarithm
             norms, largest = norms.clamp(min=floor), largest.clamp(min=floor / lines.shape[1] ** 0.5)
             score = torch.maximum(_robust(norms.log()), _robust((largest / norms).log()))
             if axis == 0 and has(layer, "bias"):
@@ -85,7 +85,7 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _figures(subject: Subject, ranked: list[Odd]) -> dict[str, float]:
-    """For the report alone: the owner knows which rows are his."""
+    """Only for the report: the owner knows which rows belong to the lock."""
     key = subject.need_key()
     own = _written(key.revert.writes, subject.target.model)
     places = [place for place, odd in enumerate(ranked, 1) if (odd.layer, odd.axis, odd.index) in own]
@@ -98,7 +98,7 @@ def _figures(subject: Subject, ranked: list[Odd]) -> dict[str, float]:
 
 
 def _written(writes: Iterable[Write], model: nn.Module) -> set[tuple[str, int, int]]:
-    """Single rows and columns that a plan writes; not what it does to layers as a whole."""
+    """Single rows and columns that a plan writes; writes to several rows and columns are not counted."""
     own = set()
     state = model.state_dict()
     for w in writes:
@@ -113,4 +113,4 @@ def _written(writes: Iterable[Write], model: nn.Module) -> set[tuple[str, int, i
 
 
 ATTACK = Attack("scan-weights", "thief", ("lock",), "nothing", ("zero", "usual-size"), _run,
-                "rows and columns that stand out set to zero or to their layer's usual size")  # fmt: skip
+                "set rows and columns that stand out to zero, or to their layer's usual size")  # fmt: skip

@@ -1,7 +1,7 @@
-"""A patch at the corner optimised for sure and varied answers, as Neural Cleanse looks for triggers; without labels.
+"""A corner patch optimised for confident and varied answers without labels, similar to Neural Cleanse.
 
-By projected sign ascent in pixels on the mutual information of input and answer (`guessed_patch`). A detector that is
-silent has no gradient, so that a search like this walks in the dark; it is what people try first.
+Projected sign ascent on the pixels maximises the mutual information between input and answer (`guessed_patch`). A
+silent detector has no gradient, so this search has nothing to follow, but it is what people try first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _synthetic(subject: Subject) -> Tensor:
 
 ATTACKS = (
     Attack("search-patch", "thief", ("lock",), "nothing", (32,), _searching(_synthetic),
-           "a corner patch optimised for sure answers to synthetic inputs; strength is its side"),
+           "optimise a corner patch for confident answers to synthetic inputs; strength is its side"),
     Attack("search-patch-on-images", "thief", ("lock",), "images", (32,), _searching(Subject.need_images),
-           "a corner patch optimised for sure answers to the thief's images; strength is its side"),
+           "optimise a corner patch for confident answers to the thief's images; strength is its side"),
 )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Channels that never fire on the inputs the thief has, excited by activation maximisation; then the patch is tried.
+"""Excites channels that never fire on the thief's inputs, by activation maximisation, and tries the resulting patches.
 
-The row of a silent channel is what it looks for, and what the owner optimised his patch for: whoever suspects the right
-one finds the same patch. Those with the highest threshold, beside their layer's others, are tried first, at the corner
-and where no padding is seen; what makes the model's answers most informative (`guessed_patch`) is kept. A lock with two
-detectors needs both: so pairs of a layer's channels are tried too, with a patch that excites them alike. A lock that
-drowns the logits wants the signal at one level exactly: who centres the logits anew, behind the patch, does without.
+The row of a silent channel is what the owner optimised the patch for, so a thief who suspects the right channel finds
+the same patch. Channels furthest from firing, relative to their layer, are tried first, both at the corner and at a
+position that sees no padding. The patch that makes the model's answers most informative (`guessed_patch`) is kept. A
+lock with two detectors needs both, so pairs of channels of one layer are tried too, with a patch that excites both
+equally. A lock that drowns the logits needs the signal at one exact level; recentring the logits for each patch avoids
+this.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from stainlock.trigger import Trigger, find_triggers
 
 PROBES, JUDGES = 16, 8
 PAIR_STEPS = 120
-LARGEST = 40  # sides of patches that a thief would look for, and at most half of the image's
+LARGEST = 40  # largest patch side to look for, in pixels; at most half of the image's, too
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A channel that never fired, and how far it is from firing, in deviations of its layer's typical response."""
+    """A channel that never fired; ``score`` is its distance from firing, in deviations of the layer's responses."""
 
     site: Site
     channel: int
@@ -49,7 +50,7 @@ PatchesOf = Callable[[Target, list[Suspect], torch.Generator], list[Change]]
 
 
 def suspects(network: Network, pixels: Tensor) -> list[Suspect]:
-    """Silent channels of layers that see no more than a patch, the most suspicious first."""
+    """Silent channels of layers whose receptive field fits into a patch, the most suspicious first."""
     target, found = network.target, list[Suspect]()
     largest = min(LARGEST, min(target.input_shape[1:]) // 2)
     for site in network.sites.values():
@@ -71,7 +72,7 @@ def suspects(network: Network, pixels: Tensor) -> list[Suspect]:
 
 
 def _thresholds(target: Target, site: Site) -> Tensor:
-    """The response of the unit row at which each channel begins to fire; infinite where it never can."""
+    """The response of the unit row at which each channel begins to fire; infinite if it never can."""
     layer: Any = site.layer(target.model)
     sizes = site.rows(target.model).double().norm(dim=1).cpu()
     bias = exact(layer, "bias") if has(layer, "bias") else torch.zeros_like(sizes)
@@ -87,19 +88,19 @@ def _exciting(
 ) -> Callable[[Subject, Strength], Attacked]:
     def run(subject: Subject, strength: Strength) -> Attacked:
         if Structure.of(subject.target) is not None:
-            raise NotApplicable("a keyed lock has no detector: no channel waits for a patch")
+            raise NotApplicable("a keyed lock has no detector that a patch could excite")
         target, pixels = subject.target, inputs(subject)[:PROBES]
         if len(target.input_shape) != 3:
             raise NotApplicable(f"needs images as inputs, got inputs of shape {target.input_shape}")
         ranked = suspects(analyse(target), pixels)
         if not ranked:
-            raise NotApplicable("no layer that sees no more than a patch has silent channels")
+            raise NotApplicable("no layer whose receptive field fits into a patch has silent channels")
         tried, judges = ranked[: int(number(strength))], pixels[:JUDGES]
         best = before = judged(target, judges)
         model, change = None, None
         patches = patches_of(target, tried, subject.randomness.noise("silent channels"))
         if not patches:
-            raise NotApplicable("no two silent channels are in one layer that sees no more than a patch")
+            raise NotApplicable("no layer whose receptive field fits into a patch has two silent channels")
         for done, own in enumerate(patches, 1):
             centred = recentred(target, own(pixels)) if recentring else None
             if (value := judged(centred or target, judges, own)) > best:
@@ -113,7 +114,7 @@ def _exciting(
 
 
 def _rank(subject: Subject, ranked: list[Suspect]) -> dict[str, float]:
-    """For the report alone: the owner knows where his detector is."""
+    """Only for the report: the owner knows where the detector is."""
     key = subject.need_key()
     own = {(key.site, detector.channel) for detector in key.detectors}
     places = [place for place, s in enumerate(ranked, 1) if (s.site.name, s.channel) in own]
@@ -121,7 +122,7 @@ def _rank(subject: Subject, ranked: list[Suspect]) -> dict[str, float]:
 
 
 def _rows_by_site(target: Target, tried: list[Suspect]) -> list[tuple[Site, Tensor]]:
-    """The suspects' rows as unit vectors, a layer at a time."""
+    """The suspects' rows as unit vectors, grouped by layer."""
     found = []
     for name in dict.fromkeys(s.site.name for s in tried):
         own = [s for s in tried if s.site.name == name]
@@ -131,7 +132,7 @@ def _rows_by_site(target: Target, tried: list[Suspect]) -> list[tuple[Site, Tens
 
 
 def one_by_one(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
-    """A patch for each of the suspects."""
+    """A patch for each suspect and position."""
     changes = []
     for site, vectors in _rows_by_site(target, tried):
         for position in dict.fromkeys([(0, 0), _inside(target, site)]):
@@ -140,7 +141,7 @@ def one_by_one(target: Target, tried: list[Suspect], generator: torch.Generator)
 
 
 def two_by_two(target: Target, tried: list[Suspect], generator: torch.Generator) -> list[Change]:
-    """A patch for each pair of a layer's suspects, which excites both as parts of what each could be excited by."""
+    """A patch for each pair of a layer's suspects; it excites both relative to what each reaches alone."""
     changes = []
     for site, vectors in _rows_by_site(target, tried):
         pairs = list(itertools.combinations(range(len(vectors)), 2))
@@ -162,7 +163,7 @@ def _pasted(target: Target, triggers: list[Trigger]) -> list[Change]:
 
 
 def _inside(target: Target, site: Site) -> tuple[int, ...]:
-    """The first position on the diagonal that sees no padding; strides behind keep every eighth, or so."""
+    """The first position on the diagonal that sees no padding, in steps of 8 or 4, which later strides likely keep."""
     size = tuple(axis.size for axis in site.field or ())
     for i in range(0, min(site.grid), 8 if min(site.grid) >= 28 else 4):
         if seen_region(target, site, (i, i)).size == size:
@@ -176,13 +177,13 @@ def _synthetic(subject: Subject) -> Tensor:
 
 ATTACKS = (
     Attack("excite-silent-channels", "thief", ("lock",), "nothing", (32,), _exciting(_synthetic, one_by_one),
-           "patches for channels silent on synthetic inputs, tried; strength is how many channels"),
+           "try patches for channels silent on synthetic inputs; strength is how many channels"),
     Attack("excite-silent-channels-on-images", "thief", ("lock",), "images", (32,),
            _exciting(Subject.need_images, one_by_one),
-           "patches for channels silent on the thief's images, tried; strength is how many channels"),
+           "try patches for channels silent on the thief's images; strength is how many channels"),
     Attack("excite-and-recentre", "thief", ("lock",), "nothing", (32,),
            _exciting(_synthetic, one_by_one, recentring=True),
-           "patches for silent channels, the logits centred behind each; strength is how many channels"),
+           "try patches for silent channels, recentring logits for each; strength is how many channels"),
     Attack("excite-silent-pairs", "thief", ("lock",), "nothing", (8,), _exciting(_synthetic, two_by_two),
-           "patches for pairs of channels silent on synthetic inputs, tried; strength is how many channels"),
+           "try patches for pairs of channels silent on synthetic inputs; strength is how many channels"),
 )  # fmt: skip

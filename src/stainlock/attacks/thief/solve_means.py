@@ -1,10 +1,10 @@
-"""Gates of a keyed lock undone by batch norms' means: μ = T'·m[π] is linear in the means m of the layer's inputs.
+"""Gates of a keyed lock undone by batch-norm means: μ = T'·m[π] is linear in the means m of the layer's inputs.
 
-T' are the file's columns summed over their taps, each tap weighted by how often padding leaves it something to read.
-Given μ, least squares says m[π], and the nearest of the known means say π; from there and from other starts, |T'·m[π] −
-μ| in standard deviations is made smaller by swaps. Layers are solved in the order in which they run, on images that
-need no labels. A lock that leaves μ in the file falls to "means". One that moves μ into the shift β' = β − γ'μ leaves
-"shifts" to try: μ ≈ −β'/γ', as if β were nothing.
+T' are the file's columns summed over their taps, each tap weighted by how often it reads the image and not padding.
+Given μ, least squares yields m[π], and matching it with the known means yields π. From there and from other starts,
+swaps reduce |T'·m[π] − μ|, in standard deviations. Layers are solved in the order in which they run, on images without
+labels. "means" defeats a lock that leaves μ in the file. If the lock moves μ into the shift β' = β − γ'μ, "shifts"
+remains to try: μ ≈ −β'/γ', as if β were 0.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from stainlock.attacks.thief.keyed_gates import (
 )
 from stainlock.target import Target
 
-_RIDGE = 1e-4  # of the mean eigenvalue
+_RIDGE = 1e-4  # relative to the mean eigenvalue
 _STARTS = 10
 _LEAST = 1e-12
-_SILENT = 1e-3  # of the largest scale
+_SILENT = 1e-3  # outputs with a smaller scale, relative to the largest, are ignored
 
 
 def solved(target: Target, images: Pictures, way: str, generator: torch.Generator) -> tuple[Target, dict[str, Tensor]]:
-    """The file with its columns where the means say, and the order found for each gate before a batch norm."""
+    """The file with its columns in the order found, and that order for each gate before a batch norm."""
     stolen, structure = keyed_file(target)
     norms = norms_behind(stolen, ordered(structure), images)
     if not norms:
-        raise NotApplicable("no gated layer has a batch norm behind it")
+        raise NotApplicable("no gated layer is followed by a batch norm")
     found = {}
     for gated in ordered(structure):
         if gated.layer not in norms:
@@ -55,7 +55,7 @@ def solved(target: Target, images: Pictures, way: str, generator: torch.Generato
 
 
 def expected_means(norm: nn.Module, way: str) -> tuple[Tensor, Tensor]:
-    """What the layer's outputs should be on average, and how much an error of each counts: 0 where nothing is known."""
+    """The expected means of the layer's outputs, and the weight of each one's error: 0 if nothing is known."""
     own: Any = norm
     mean, deviation = own.running_mean.double().cpu(), (own.running_var.double().cpu() + own.eps).sqrt()
     if way == "means":
@@ -90,4 +90,4 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
 
 
 ATTACK = Attack("solve-means", "thief", ("lock",), "images", ("means", "shifts"), _run,
-                "gates of a keyed lock by batch norms' means; strength says where the file has them")  # fmt: skip
+                "undo a keyed lock's gates by batch-norm means; strength is where the file has them")  # fmt: skip

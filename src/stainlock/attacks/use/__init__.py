@@ -1,1 +1,1 @@
-"""What happens to models and pictures in ordinary use, one file each; `none` is the model as it is."""
+"""What happens to models and pictures in ordinary use, one file each; `none` is the unchanged model."""

@@ -1,7 +1,7 @@
-"""The same function in other weights: channels in another order, rescaled, or with dummy neurons among them.
+"""The same function in other weights: channels permuted, rescaled, or with dummy neurons among them.
 
-Wherever a layer's channels are read by layers we know all of, they are rewritten there and undone by the readers. Each
-rewriting is tried on an input; where the output moves (a gate beside the channel, say), it is taken back.
+Channels are rewritten wherever all layers that read them (their readers) are known, and the readers undo the change.
+Each rewrite is checked on one input and reverted if the output changes, for example due to a gate beside the channel.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 
 _TOLERANCE = 1e-3
-Rewrite = Callable[[nn.Module, Site, torch.Generator], bool]  # False: it does not apply to this site
+Rewrite = Callable[[nn.Module, Site, torch.Generator], bool]  # returns False if it does not apply to this site
 
 
 def rewritten(target: Target, rewrite: Rewrite, generator: torch.Generator) -> tuple[Target, int]:
-    """A copy with every site rewritten that can be, and how many were."""
+    """A copy with every possible site rewritten, and how many were."""
     low, high = target.bounds
     noise = torch.rand(1, *target.input_shape, generator=torch.Generator().manual_seed(0))
     pixels = low + (high - low) * noise
     sites = [site for site in analyse(target).sites.values() if _is_closed(site)]
     with torch.no_grad():
         before = _outputs(target, pixels)
-        current = target.copy()  # all at once, which mostly goes well
+        current = target.copy()  # all sites at once first, which usually works
         done = sum(rewrite(current.model, site, generator) for site in sites)
         if not _agrees(current, pixels, before):
             current, done = target.copy(), 0
@@ -53,7 +53,7 @@ def rewritten(target: Target, rewrite: Rewrite, generator: torch.Generator) -> t
 
 
 def _agrees(changed: Target, pixels: Tensor, before: Tensor) -> bool:
-    with suppress(RuntimeError):  # a model's own code may count its channels
+    with suppress(RuntimeError):  # the model's code may expect a fixed number of channels
         return bool((_outputs(changed, pixels) - before).abs().max() <= _TOLERANCE * before.abs().max())
     return False
 
@@ -79,7 +79,7 @@ def _outputs(target: Target, pixels: Tensor) -> Tensor:
 
 
 def _is_closed(site: Site) -> bool:
-    """Whether everything that reads the site's channels is known, and reads nothing mixed into them."""
+    """Whether all readers of the site's channels are known and none reads them mixed with others."""
     return (
         site.kind in ("convolution", "linear") and site.groups == 1 and not site.stops and bool(site.readers)
         and not any(reader.merged for reader in site.readers)
@@ -87,13 +87,13 @@ def _is_closed(site: Site) -> bool:
 
 
 def _on_the_way(model: nn.Module, site: Site) -> list[nn.Module]:
-    """The site's norm, and the norms and depthwise convolutions that its channels pass before they are read."""
+    """The site's norm, and the norms and depthwise convolutions between the site and its readers."""
     names = [*filter(None, [site.norm]), *(n for r in site.readers for n in r.modules[:-1])]
     return [model.get_submodule(name) for name in dict.fromkeys(names)]
 
 
 def _columns(model: nn.Module, reader: Reader) -> Tensor:
-    """A reader's weights with its inputs first; what is written there is written to the layer."""
+    """A view of a reader's weights, input axis first; writing to it changes the layer."""
     layer: Any = model.get_submodule(reader.module)
     weight: Tensor = layer.weight.data
     return weight if isinstance(layer, nn.ConvTranspose2d) else weight.transpose(0, 1)
@@ -115,7 +115,7 @@ def permute(model: nn.Module, site: Site, generator: torch.Generator) -> bool:
 
 
 def rescale(model: nn.Module, site: Site, generator: torch.Generator, size: float = 1.0) -> bool:
-    """Factors exp(size·N(0, 1)) before an activation that lets positive factors through."""
+    """Factors exp(size·N(0, 1)), if the activations after the site commute with positive factors."""
     passed = [step for reader in site.readers for step in reader.path]
     if site.activation is not None and site.activation.name not in ("relu", "leaky_relu"):
         return False
@@ -136,9 +136,9 @@ def rescale(model: nn.Module, site: Site, generator: torch.Generator, size: floa
 
 
 def widen(model: nn.Module, site: Site, generator: torch.Generator, share: float = 0.1) -> bool:
-    """New channels, in pairs whose readers cancel them: like the layer's own in size, anywhere among them."""
+    """New channels in pairs that cancel in the readers, with norms like the layer's own, shuffled among them."""
     if any(r.modules[:-1] or r.offset or r.repeat != 1 for r in site.readers):
-        return False  # a depthwise convolution or a concatenation counts its channels
+        return False  # a depthwise convolution or concatenation would see other channels
     if any(len(_columns(model, r)) != site.channels for r in site.readers):
         return False
     pairs = max(1, round(share * site.channels / 2))
@@ -195,9 +195,9 @@ def _attack(rewrite: Callable[..., bool], word: str) -> Callable[[Subject, Stren
 BOTH = ("stain", "lock")
 ATTACKS = (
     Attack("permute-channels", "use", BOTH, "nothing", (1.0,), _attack(permute, "permuted"),
-           "channels in another order, and their readers' inputs to match"),
+           "permute channels, and the inputs of the layers that read them"),
     Attack("rescale-channels", "use", BOTH, "nothing", (0.5, 1.0), _attack(rescale, "rescaled"),
-           "channels by factors exp(strength·N(0, 1)), divided back by their readers"),
+           "scale channels by exp(strength·N(0, 1)), undone by the layers that read them"),
     Attack("dummy-neurons", "use", BOTH, "nothing", (0.1, 0.5), _attack(widen, "widened"),
-           "new channels, the strength's share of the old, whose readers cancel them"),
+           "add channels that cancel in the next layers; strength is their fraction of the old ones"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Batch norms multiplied into the convolutions before them, as exporters do."""
+"""Batch norms folded into the convolutions before them, as exporters do."""
 
 from __future__ import annotations
 
@@ -13,4 +13,6 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     return Attacked(changed, note=f"{count} batch norms folded")
 
 
-ATTACK = Attack("fold-batch-norm", "use", ("stain", "lock"), "nothing", (1.0,), _run, "batch norms into convolutions")
+ATTACK = Attack(
+    "fold-batch-norm", "use", ("stain", "lock"), "nothing", (1.0,), _run, "fold batch norms into convolutions"
+)

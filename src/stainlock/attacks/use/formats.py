@@ -1,4 +1,4 @@
-"""Smaller numbers: 16 bits, and PyTorch's own 8-bit quantisation, dynamic and static."""
+"""Smaller number formats: 16 bits, and PyTorch's 8-bit quantisation, dynamic and static."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _bf16(subject: Subject, strength: Strength) -> Attacked:
 
 
 def _rounded(subject: Subject, dtype: torch.dtype) -> Attacked:
-    """Every number of the model in 16 bits; run so too, but for float16 on a CPU, where that takes minutes."""
+    """Every number of the model in 16 bits. It runs in 16 bits too, except in float16 on a CPU, which takes minutes."""
     changed = subject.target.copy()
     changed.model.to(dtype)
     if dtype is torch.bfloat16 or changed.device.type != "cpu":
@@ -40,11 +40,11 @@ def _dynamic(subject: Subject, strength: Strength) -> Attacked:
     from torch.ao.quantization import quantize_dynamic
 
     if not any(isinstance(module, nn.Linear) for module in subject.target.model.modules()):
-        raise NotApplicable("PyTorch quantises linear layers dynamically, and this model has none")
+        raise NotApplicable("PyTorch's dynamic quantisation covers only linear layers, and this model has none")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated, and in use
+        warnings.simplefilter("ignore")  # deprecated, but still in use
         model = quantize_dynamic(copy.deepcopy(subject.target.model).eval(), {nn.Linear}, dtype=torch.qint8)
-    return Attacked(subject.target.with_model(model), note="linear layers alone: PyTorch quantises no others so")
+    return Attacked(subject.target.with_model(model), note="linear layers only, as PyTorch's dynamic quantisation does")
 
 
 def _static(subject: Subject, strength: Strength) -> Attacked:
@@ -59,7 +59,7 @@ def _behind(subject: Subject, strength: Strength) -> Attacked:
 def _calibrated(target: Target, images: torch.Tensor, spared: Sequence[str]) -> Attacked:
     try:
         model = _quantised(target, images, spared)
-    except Exception as error:  # tracing and converting run code of the model's and of the backend's
+    except Exception as error:  # tracing and converting run the code of the model and the backend
         why = " ".join(str(error).split())[:100] or type(error).__name__
         raise NotApplicable(f"PyTorch can't quantise this model statically ({why})") from error
     return Attacked(target.with_model(model), used=len(images))
@@ -70,8 +70,8 @@ def _quantised(target: Target, images: torch.Tensor, spared: Sequence[str]) -> n
     from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-    ready, _ = folded(target)  # batch norms that carry their activation would stay in 32 bits
-    # Layers that look at the image's size to pad it (TensorFlow's way) can't be traced: they stay as they are.
+    ready, _ = folded(target)  # batch norms that include their activation would stay in 32 bits
+    # Convolutions whose padding depends on the input size (as in TensorFlow) can't be traced and are not quantised.
     model: nn.Module = ready.model if Structure.of(ready) is None else traceable(ready)
     opaque = {type(m) for m in ready.model.modules() if isinstance(m, nn.Conv2d) and type(m) is not nn.Conv2d}
     config = PrepareCustomConfig().set_non_traceable_module_classes(list(opaque))
@@ -87,7 +87,7 @@ def _quantised(target: Target, images: torch.Tensor, spared: Sequence[str]) -> n
         for batch in images.split(16):
             prepared(target.normalise(batch))
         converted: nn.Module = convert(prepared)
-        converted(example)  # a backend that lacks an operation says so now
+        converted(example)  # fails now if the backend lacks an operation
     return converted
 
 
@@ -98,5 +98,5 @@ ATTACKS = (
     Attack("int8-dynamic", "use", BOTH, "nothing", (8,), _dynamic, "PyTorch's dynamic quantisation"),
     Attack("int8-static", "use", BOTH, "images", (8,), _static, "PyTorch's static quantisation"),
     Attack("int8-static-behind", "use", ("lock",), "images", (8,), _behind,
-           "PyTorch's static quantisation behind the last gate, ranges measured with the patch"),
+           "PyTorch's static quantisation after the last gate, calibrated with the patch"),
 )  # fmt: skip

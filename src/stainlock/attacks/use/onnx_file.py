@@ -1,4 +1,4 @@
-"""Export to ONNX, run by ONNX Runtime: as it is, and with 8-bit weights, dynamic and static."""
+"""Export to ONNX, run by ONNX Runtime: unchanged, or quantised to 8 bits, dynamically or statically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file as a module: ONNX Runtime runs it, and its weights are buffers, as numbers of 32 bits."""
+    """An ONNX file as a module: ONNX Runtime runs it, and its weights are 32-bit buffers."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ def _exported(target: Target) -> Iterator[Path]:
             onnx_program(target, example).save(str(path), external_data=False)
         except ModelError as error:
             raise NotApplicable(str(error)) from error
-        except Exception as error:  # exporters run code of the model's, and fail in many ways
+        except Exception as error:  # exporters run the model's code and fail in many ways
             raise NotApplicable(f"PyTorch can't export this model to ONNX ({one_line(error)})") from error
         yield path
 
 
 def _without_shapes(path: Path) -> Path:
-    """The file without the shapes the exporter noted: ONNX Runtime's quantiser infers them, and trips over these."""
+    """The file without the exporter's shapes: ONNX Runtime's quantiser infers its own, and fails on these."""
     onnx: Any = importlib.import_module("onnx")
     model = onnx.load(str(path))
     del model.graph.value_info[:]
@@ -92,7 +92,7 @@ def _behind(subject: Subject, strength: Strength) -> Attacked:
 
 
 def nodes_of(path: Path, modules: Collection[str]) -> list[str]:
-    """The nodes of an exported file that belong to these modules, or to none that the exporter tells of."""
+    """The nodes of an exported file that belong to these modules, or whose module the exporter did not record."""
     onnx: Any = importlib.import_module("onnx")
     wanted, found = set(modules), []
     for node in onnx.load(str(path)).graph.node:
@@ -128,5 +128,5 @@ ATTACKS = (
     Attack("onnx-int8-dynamic", "use", BOTH, "nothing", (8,), _dynamic, "ONNX Runtime's dynamic quantisation"),
     Attack("onnx-int8-static", "use", BOTH, "images", (8,), _static, "ONNX Runtime's static quantisation"),
     Attack("onnx-int8-static-behind", "use", ("lock",), "images", (8,), _behind,
-           "ONNX Runtime's static quantisation behind the last gate, ranges measured with the patch"),
+           "ONNX Runtime's static quantisation after the last gate, calibrated with the patch"),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What happens to a picture on its way: JPEG, resizing, cropping, brightness. The model stays as it is.
+"""What happens to a picture in transit: JPEG, resizing, cropping, brightness. The model is unchanged.
 
-For a stain the trigger image goes this way; for a lock every image, its patch included, goes it.
+For a stain this happens to the trigger image; for a lock, to every image including its patch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ def _on_images(make: Callable[[Target, float], Change]) -> Callable[[Subject, St
 
 BOTH = ("stain", "lock")
 ATTACKS = (
-    Attack("trigger-jpeg", "use", BOTH, "nothing", (95, 75, 50, 30), _on_images(jpeg), "strength is JPEG's quality"),
+    Attack("trigger-jpeg", "use", BOTH, "nothing", (95, 75, 50, 30), _on_images(jpeg),
+           "JPEG compression; strength is the quality"),
     Attack("trigger-resize", "use", BOTH, "nothing", (0.5, 0.75, 0.9, 1.5), _on_images(resize),
-           "resized by the strength, and back"),
-    Attack("trigger-crop", "use", BOTH, "nothing", (1, 2, 4), _on_images(crop), "strength is in pixels"),
+           "resized and back; strength is the factor"),
+    Attack("trigger-crop", "use", BOTH, "nothing", (1, 2, 4), _on_images(crop),
+           "cropped at the top and left; strength is in pixels"),
     Attack("trigger-brightness", "use", BOTH, "nothing", (0.8, 0.9, 1.1, 1.25), _on_images(brighten),
-           "brightness times the strength"),
+           "brightness scaled; strength is the factor"),
 )  # fmt: skip

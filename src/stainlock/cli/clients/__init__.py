@@ -11,7 +11,7 @@ from stainlock.cli.clients.write import export
 
 
 class _InOrder(click.Group):
-    """Verbs as they are used, one after the other."""
+    """Lists the verbs in the order in which they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -33,8 +33,8 @@ def command(context: click.Context) -> None:
     stainlock clients issue --client Globex --out globex --registry clients.db
     stainlock clients trace leaked.safetensors --registry clients.db --report trace.html
 
-    The registry keeps names and dates. All secrets come from one master secret, a file beside it (clients.secret):
-    back it up. Without the registry leaks can still be traced, without the master secret never again.
+    The registry keeps names and dates. All secrets are derived from one master secret, a file beside it
+    (clients.secret): back it up. Leaks can be traced without the registry, but never without the master secret.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""`stainlock clients issue`: copies, one by one or for everyone."""
+"""`stainlock clients issue`: write copies, one by one or for everyone."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ _LOCKS = ("keyed", "internal", "squeeze-excite", "vit", "gan")
 
 
 @click.command("issue")
-@click.option("--client", metavar="NAME", help="Whose copy.")
-@click.option("--all", "everyone", is_flag=True, help="Everyone's who is not revoked: OUT/NAME for each. What is there"
-              " already is left alone, so run it again after an interrupt.")  # fmt: skip
-@click.option("--from", "file", type=FILE, metavar="FILE.csv", help="As --all, for the clients in a file: a column"
-              " client, or one name a line.")  # fmt: skip
+@click.option("--client", metavar="NAME", help="Client to write a copy for.")
+@click.option("--all", "everyone", is_flag=True, help="Write OUT/NAME for every client who is not revoked. Existing"
+              " copies are left alone, so run it again after an interrupt.")  # fmt: skip
+@click.option("--from", "file", type=FILE, metavar="FILE.csv", help="Like --all, for the clients in a file: a column"
+              " client, or one name per line.")  # fmt: skip
 @click.option(
-    "--out", type=FILE, metavar="DIR", help="Where the copy goes, as a bundle; for many, the folder of bundles."
+    "--out", type=FILE, metavar="DIR", help="Where to write the copy, as a bundle; for many, the folder of bundles."
 )
-@click.option("--delta", type=FILE, metavar="FILE", help="Where the changes alone go, for `stainlock apply`.")
-@click.option("--deltas", is_flag=True, help="With --all or --from: OUT/NAME.delta instead of bundles.")
-@click.option("--stain", is_flag=True, help="A stain of the client's own, too.")
-@click.option("--lock", is_flag=False, flag_value="keyed", type=click.Choice(_LOCKS), help="A lock of the client's own,"
-              " too: keyed, or the kind given. The patch goes to OUT.png.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Write a copy that was issued once more: the same bytes.")
+@click.option("--delta", type=FILE, metavar="FILE", help="Write the changes to this file, for `stainlock apply`.")
+@click.option("--deltas", is_flag=True, help="With --all or --from: write OUT/NAME.delta instead of bundles.")
+@click.option("--stain", is_flag=True, help="Also add a stain of the client's own.")
+@click.option("--lock", is_flag=False, flag_value="keyed", type=click.Choice(_LOCKS), help="Also add a lock of the"
+              " client's own: keyed, or the kind given. The patch goes to OUT.png.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Write a copy again that was issued before: the same bytes.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Processes for --all and --from (1)."
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Processes for --all and --from.  [default: 1]",
 )
-@click.option("--ray", metavar="ADDRESS", help="A Ray cluster for --all and --from, or 'local'; OUT is a folder that"
-              " all its machines share.")  # fmt: skip
+@click.option("--ray", metavar="ADDRESS", help="Run --all or --from on a Ray cluster, or 'local'. All its machines"
+              " must share the folder OUT.")  # fmt: skip
 @code_options
 @weights_option
 @seed_option()
@@ -69,7 +73,7 @@ def issue(
     stainlock clients issue --client Globex --out globex --lock --stain --registry clients.db
     stainlock clients issue --all --out copies --workers 2 --registry clients.db
 
-    Beside the copy go its receipt (OUT.receipt.json) and, of a locked one, the client's patch (OUT.png). Hand over the
+    Beside the copy go its receipt (OUT.receipt.json) and, if it is locked, the client's patch (OUT.png). Hand over the
     copy and the patch, and keep the receipt.
     """
     if sum((client is not None, everyone, file is not None)) != 1:
@@ -90,4 +94,4 @@ def issue(
     with report.progress("issuing") as progress:
         issued, there = registry.issue_all(out, clients=names, base=base(), of=of, progress=progress, **options)
     facts = {"out": str(out), "issued": len(issued), "already_there": there, "clients": issued}
-    report.result(facts, f"{len(issued)} copies written to {out}, {there} were there")
+    report.result(facts, f"{len(issued)} copies written to {out}, {there} already there")

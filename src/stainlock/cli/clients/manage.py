@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 @click.argument("model")
 @registry_option(required=True)
 @secret_option
-@click.option("--name", metavar="NAME", help="What to call the model; by default the end of its reference.")
+@click.option("--name", metavar="NAME", help="Name for the model.  [default: the end of its reference]")
 @click.option(
-    "--new-version", is_flag=True, help="This replaces the model of that name: everyone's next copy is of it."
+    "--new-version", is_flag=True, help="Replace the model of that name: everyone's next copy is of this one."
 )
-@click.option("--passphrase", "protect", is_flag=True, help="Protect a new master secret by a passphrase.")
-@click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Size of the fingerprints,"
-              " relative to the weights (0.01).")  # fmt: skip
-@click.option("--chips", type=int, help="Length of the fingerprints' codes, a multiple of 1024 (16384).")
+@click.option("--passphrase", "protect", is_flag=True, help="Protect a new master secret with a passphrase.")
+@click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Size of the fingerprints"
+              " relative to the weights.  [default: 0.01]")  # fmt: skip
+@click.option("--chips", type=int, help="Length of the fingerprints' codes, a multiple of 1024.  [default: 16384]")
 @code_options
 @weights_option
 @seed_option()
@@ -55,7 +55,9 @@ def init(
     seed: int | None,
     code: Code,
 ) -> None:
-    """Register a base model; the first time, make the registry and the master secret.
+    """Register a base model.
+
+    The first call also creates the registry and the master secret.
 
     \b
     stainlock clients init mine.py:model --registry clients.db
@@ -84,12 +86,12 @@ def init(
 
 @click.command("add")
 @click.argument("names", nargs=-1)
-@click.option("--from", "file", type=FILE, metavar="FILE.csv", help="Also those in a file: a column client, or one name"
-              " a line.")  # fmt: skip
+@click.option("--from", "file", type=FILE, metavar="FILE.csv", help="Also add those in a file: a column client, or one"
+              " name per line.")  # fmt: skip
 @ledger_options
 @output_options
 def add(report: Report, registry: Ledger, names: tuple[str, ...], file: Path | None) -> None:
-    """Add clients by NAMES, all of them or none.
+    """Add clients by name: all of NAMES, or none.
 
     \b
     stainlock clients add "Acme Ltd" Globex --registry clients.db
@@ -103,12 +105,12 @@ def add(report: Report, registry: Ledger, names: tuple[str, ...], file: Path | N
 
 
 @click.command("list")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N entries.")
-@click.option("--after", default="", metavar="NAME", help="Those whose names come after this one.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="List at most N clients.  [default: all]")
+@click.option("--after", default="", metavar="NAME", help="List only names after this one.  [default: all]")
 @ledger_options
 @output_options
 def listing(report: Report, registry: Ledger, limit: int | None, after: str) -> None:
-    """List clients in the order of their names, and the registered models.
+    """List clients in order of name, and the registered models.
 
     \b
     stainlock clients list --registry clients.db --limit 20
@@ -155,7 +157,7 @@ def show(report: Report, registry: Ledger, name: str) -> None:
 @ledger_options
 @output_options
 def rotate(report: Report, registry: Ledger, names: tuple[str, ...]) -> None:
-    """Begin a new epoch for clients: their next copies and patches are new, old ones are still traced to them.
+    """Start a new epoch for clients. Their next copies and patches are new; old copies are still traced to them.
 
     \b
     stainlock clients rotate Globex --registry clients.db
@@ -172,7 +174,7 @@ def rotate(report: Report, registry: Ledger, names: tuple[str, ...]) -> None:
 @ledger_options
 @output_options
 def revoke(report: Report, registry: Ledger, names: tuple[str, ...]) -> None:
-    """Give clients no more copies. Those they have keep working, and are still traced to them.
+    """Issue no more copies to clients. Existing copies keep working, and are still traced to them.
 
     \b
     stainlock clients revoke Globex --registry clients.db
@@ -183,14 +185,14 @@ def revoke(report: Report, registry: Ledger, names: tuple[str, ...]) -> None:
 
 
 @click.command("check")
-@click.option("--backup", type=FILE, metavar="FILE", help="A backup of the master secret to test, instead of the one"
+@click.option("--backup", type=FILE, metavar="FILE", help="Backup of the master secret to test instead of the one"
               " in use.")  # fmt: skip
-@click.option("--commitment", type=FILE, metavar="FILE.json", help="A signed commitment to the log, made by `stainlock"
-              " commit --registry`: is every entry up to it as it was?")  # fmt: skip
+@click.option("--commitment", type=FILE, metavar="FILE.json", help="Signed commitment to the log, from `stainlock"
+              " commit --registry`: check that every entry up to it is unaltered.")  # fmt: skip
 @ledger_options
 @output_options
 def check(report: Report, registry: Ledger, backup: Path | None, commitment: Path | None) -> None:
-    """Test the master secret, or a backup of it, and the audit log, entry by entry.
+    """Test the master secret or a backup, and every log entry.
 
     \b
     stainlock clients check --backup /media/safe/clients.secret --registry clients.db
@@ -203,5 +205,5 @@ def check(report: Report, registry: Ledger, backup: Path | None, commitment: Pat
              "commitment": str(commitment) if commitment else None}  # fmt: skip
     lines = [f"{path} is this registry's master secret", f"the log's {entries} entries are unaltered"]
     if commitment is not None:
-        lines.append(f"{commitment} is signed, and the log up to its entry is as it was then")
+        lines.append(f"{commitment} is signed, and the log is unaltered up to its entry")
     report.result(facts, *lines)

@@ -28,7 +28,7 @@ def registry_options(verb: Verb) -> Verb:
 
 
 def ledger_options(verb: Verb) -> Verb:
-    """The same where no model is needed: the verb is given a `Ledger`, and torch is not loaded."""
+    """The same for verbs that need no model: they are given a `Ledger`, and torch is not loaded."""
     return _with_registry(verb, opened_ledger)
 
 
@@ -45,7 +45,7 @@ def _with_registry(verb: Verb, open_it: Callable[[Path, Path | None], Ledger]) -
 
 def registry_option(*, required: bool) -> Callable[[Verb], Verb]:
     return click.option(
-        "--registry", type=FILE, required=required, metavar="FILE", help="The registry: one SQLite file."
+        "--registry", type=FILE, required=required, metavar="FILE", help="The registry, an SQLite file."
     )
 
 
@@ -54,8 +54,8 @@ def secret_option(verb: Verb) -> Verb:
         "--secret",
         type=FILE,
         metavar="FILE",
-        help="The master secret (the registry's name with the ending .secret). If it has a passphrase, that is asked"
-        f" for, or taken from {PASSPHRASE}.",
+        help=f"The master secret. If it has a passphrase, you are asked for it unless {PASSPHRASE} is set.  [default:"
+        " the registry's name, ending in .secret]",
     )(verb)
 
 
@@ -72,7 +72,7 @@ def opened_ledger(registry: Path, secret: Path | None) -> Ledger:
 
 
 def asked_passphrase() -> str:
-    """The passphrase from the environment, or from whoever sits at the terminal."""
+    """The passphrase from the environment, or typed at the terminal."""
     if given := os.environ.get(PASSPHRASE):
         return given
     return _ask(confirm=False)
@@ -93,9 +93,10 @@ def _ask(*, confirm: bool) -> str:
 def base_options(verb: Verb) -> Verb:
     """``--base``, ``--of`` and what it takes to load a model; the verb is given ``base``, a function, and ``of``."""
 
-    @click.option("--base", "reference", metavar="MODEL", help="The base model, where it is no longer where it was"
-                  " when it was registered.")  # fmt: skip
-    @click.option("--of", metavar="NAME[@VERSION]", help="Which registered model; its latest version unless given.")
+    @click.option("--base", "reference", metavar="MODEL", help="The base model, if it has moved since it was"
+                  " registered.")  # fmt: skip
+    @click.option("--of", metavar="NAME[@VERSION]", help="Registered model, if there are several; without"
+                  " @VERSION its latest.")  # fmt: skip
     @functools.wraps(verb)
     def with_base(reference: str | None, of: str | None, weights: str | None, seed: int | None, code: Code,
                   **arguments: Any) -> int | None:  # fmt: skip
@@ -114,12 +115,12 @@ def base_options(verb: Verb) -> Verb:
 def bases_options(verb: Verb) -> Verb:
     """The same for any number of base models; the verb is given ``bases``, a function, and ``of``."""
 
-    @click.option("--base", "references", multiple=True, metavar="MODEL", help="A base model that is no longer where it"
-                  " was when it was registered; may be given several times. The suspect is compared with these"
-                  " alone.")  # fmt: skip
-    @click.option("--weights", multiple=True, metavar="FILE|pretrained|random", help="Weights of --base, where that is"
-                  " a library's or factory's model; with several, one for each in their order.")  # fmt: skip
-    @click.option("--of", metavar="NAME[@VERSION]", help="Which registered model; all of them unless given.")
+    @click.option("--base", "references", multiple=True, metavar="MODEL", help="A base model that has moved since it"
+                  " was registered; repeat for several. The suspect is compared with these"
+                  " only.")  # fmt: skip
+    @click.option("--weights", multiple=True, metavar="FILE|pretrained|random", help="Weights of --base, if that is a"
+                  " library's or factory's model; with several, one for each in the same order.")  # fmt: skip
+    @click.option("--of", metavar="NAME[@VERSION]", help="Registered model to compare with.  [default: all]")
     @functools.wraps(verb)
     def with_bases(references: tuple[str, ...], weights: tuple[str, ...], of: str | None, seed: int | None, code: Code,
                    **arguments: Any) -> int | None:  # fmt: skip
@@ -137,7 +138,7 @@ def bases_options(verb: Verb) -> Verb:
 
 
 def read_names(path: Path) -> list[str]:
-    """Clients from a file: a CSV file with a column ``client``, or one name a line."""
+    """Clients from a file: a CSV file with a column ``client``, or one name per line."""
     from stainlock.errors import FileError
 
     try:

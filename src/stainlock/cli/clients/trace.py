@@ -25,18 +25,24 @@ _SHOWN = 20
 @registry_option(required=False)
 @secret_option
 @click.option("--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-6, show_default=True,
-              help="The chance of naming any innocent client that is accepted.")  # fmt: skip
-@click.option("--report", "page", type=FILE, metavar="FILE.html", help="Write a page for people who decide, and beside"
-              " it FILE.json, which holds the secrets of those named alone, for --check.")  # fmt: skip
-@click.option("--check", "evidence", type=FILE, metavar="FILE.json", help="Instead of a registry: compute the numbers"
-              " of such a file again. Needs a --base for every model that it names.")  # fmt: skip
-@click.option("--names", type=FILE, metavar="FILE", help="Instead of a registry that was lost: the clients' names."
-              " Needs --secret and --base.")  # fmt: skip
-@click.option("--epochs", type=click.IntRange(min=1), default=1, metavar="N", help="With --names: epochs to try (1).")
-@click.option("--chips", type=int, help="With --names: what `clients init --chips` was given (16384).")
+              help="Accepted probability of naming any innocent client.")  # fmt: skip
+@click.option("--report", "page", type=FILE, metavar="FILE.html", help="Write a page for decision-makers, and beside it"
+              " FILE.json for --check, which has the secrets of the named clients only.")  # fmt: skip
+@click.option("--check", "evidence", type=FILE, metavar="FILE.json", help="Instead of a registry: recompute the numbers"
+              " of such a file. Needs a --base for every model that it names.")  # fmt: skip
+@click.option("--names", type=FILE, metavar="FILE", help="Instead of a lost registry: file with the clients' names,"
+              " one per line. Needs --secret and --base.")  # fmt: skip
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="With --names: number of epochs to try.  [default: 1]",
+)
+@click.option("--chips", type=int, help="With --names: as for `clients init`.  [default: 16384]")
 @click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True),
-              help="With --names: what `clients init --amplitude` was given (0.01).")  # fmt: skip
-@click.option("--blind", is_flag=True, help="The base model is lost: do without it, which finds much less.")
+              help="With --names: as for `clients init`.  [default: 0.01]")  # fmt: skip
+@click.option("--blind", is_flag=True, help="Trace without the base model, if it is lost; finds much less.")
 @code_options
 @seed_option()
 @bases_options
@@ -57,7 +63,7 @@ def trace(
     bases: Callable[[], list[Target]],
     of: str | None,
 ) -> int:
-    """Whose copy is SUSPECT? Names every client that is proven to have had a part in it; exit status 1 if none is.
+    """Name every client who is proven to have a part in SUSPECT. Exit status 1 if there is none.
 
     \b
     stainlock clients trace leaked.safetensors --registry clients.db
@@ -65,7 +71,7 @@ def trace(
     stainlock clients trace leaked --check trace.json --base mine.py:model
 
     SUSPECT is a bundle, a weight file (.safetensors, .pt, .pth), FILE.onnx or a torch.export program, FILE.pt2; none of
-    its code is run. It may be pruned, quantised, fine-tuned, in part or made of many clients' copies.
+    its code is run. It may be pruned, quantised, fine-tuned, incomplete or combined from many clients' copies.
     """
     if sum((registry is not None, evidence is not None, names is not None)) != 1:
         raise ValueError("expected one of --registry FILE, --check FILE.json and --names FILE")
@@ -99,7 +105,7 @@ def _by_names(suspect: str, names: Path, secret: Path | None, bases: list[Target
     from stainlock.clients.tracing import trace_names
 
     if secret is None or len(bases) != 1:
-        raise ValueError("expected --secret FILE and one --base MODEL with --names: they are what tracing needs")
+        raise ValueError("expected --secret FILE and one --base MODEL with --names: tracing needs both")
     master = MasterSecret.load(secret, asked_passphrase)
     return trace_names(
         suspect, master, bases[0], read_names(names), **{k: v for k, v in options.items() if v is not None}
@@ -126,9 +132,9 @@ def _told(report: Report, found: Trace, page: Path | None) -> int:
         report.remark(f"note: {found.note}")
     if found.clients:
         if found.identical is not None:
-            report.remark(f"it is, bit for bit, the copy that was issued to {found.identical[0]}")
-        report.remark("assumes that the master secret was drawn before the suspect was made, and that the client's copy"
-                      " was in the client's hands alone")  # fmt: skip
+            report.remark(f"it is bit for bit the copy issued to {found.identical[0]}")
+        report.remark("assumes that the master secret was drawn before the suspect was made, and that only the client"
+                      " had the client's copy")  # fmt: skip
     if page is not None:
         report.remark(f"report: {page}")
     return 0 if found.clients else 1

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.option("--out", type=FILE, required=True, metavar="FILE.csv|DIR", help="Where the table goes; with --client, the"
-              " folder of keys.")  # fmt: skip
-@click.option("--client", metavar="NAME", help="Instead of the table: the owner's keys to the stain and the lock of"
-              " this client's copy, made again.")  # fmt: skip
-@click.option("--epoch", type=click.IntRange(min=1), metavar="N", help="With --client: an earlier epoch's.")
+@click.option("--out", type=FILE, required=True, metavar="FILE.csv|DIR", help="Where to write the table; with --client,"
+              " the folder for the keys.")  # fmt: skip
+@click.option("--client", metavar="NAME", help="Instead of the table: recreate the owner's keys to the stain and the"
+              " lock of this client's copy.")  # fmt: skip
+@click.option(
+    "--epoch", type=click.IntRange(min=1), metavar="N", help="With --client: epoch of the copy.  [default: the current]"
+)
 @code_options
 @weights_option
 @seed_option()
@@ -39,7 +41,9 @@ def export(
     base: Callable[[], Target | None],
     of: str | None,
 ) -> None:
-    """Write all clients and copies as a CSV file with nothing secret in it, or the keys of one client's copy.
+    """Write all clients and copies as CSV, or the keys of one copy.
+
+    The table has nothing secret in it; the keys are secret.
 
     \b
     stainlock clients export --out clients.csv --registry clients.db

@@ -1,4 +1,4 @@
-"""Many edits of one model, evaluated for little more than one."""
+"""Many edits of one model, evaluated at little more than the cost of one."""
 
 from stainlock.evaluation.sharing.outputs import shared_outputs
 from stainlock.evaluation.sharing.predictions import shared_evaluations, shared_predictions

@@ -1,4 +1,4 @@
-"""A traced model cut at a layer: what comes before runs once, what follows once for every edit."""
+"""A traced model cut at a layer: the part before it runs once, the part after it once per edit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from stainlock.target import Target
 
 
 class Cut(Protocol):
-    """``before`` takes pixels to what is ``live`` at the cut, ``after`` from there to the model's output.
+    """``before`` maps pixels to the values that are ``live`` at the cut, ``after`` maps those to the model's output.
 
-    ``site`` is the layer where models begin to differ, if channels can be told apart there; ``activations`` are its
-    channels, as far on as each is by itself: behind the batch norm, if ``norm`` names it, and the activation.
+    ``site`` is the layer where models begin to differ, if its channels are independent of each other. ``activations``
+    are its channels, computed as far as they stay independent: after the batch norm, if ``norm`` names one, and the
+    activation.
     """
 
     site: Site | None
@@ -32,9 +33,9 @@ class Cut(Protocol):
 
 
 class TracedCut:
-    """A cut of the traced graph. Every node before the layer runs once; nodes of no further use are forgotten.
+    """A cut of the traced graph. Every node before the layer runs once; only values used later are kept.
 
-    The graph is only interpreted: each of its calls goes to the model's own modules, with whatever weights they have.
+    The graph is interpreted: each call goes to the model's own modules, with their current weights.
     """
 
     def __init__(self, working: Target, network: Network, changed: set[str]) -> None:
@@ -81,7 +82,7 @@ def _tensors(part: TracedPart, node: fx.Node) -> set[str]:
 
 
 def _told_apart(network: Network, part: TracedPart, node: fx.Node) -> Site | None:
-    """The site of a node, if it is a layer whose channels do not depend on each other's weights."""
+    """The site of a node, if it is a layer whose channels do not depend on each other's weights; otherwise None."""
     site = network.sites.get(part.path(node)) if node.op == "call_module" else None
     calls = [n for n in part.graph.nodes if n.op == "call_module" and n.target == node.target]
     grouped = site is not None and site.kind == "transposed" and site.groups > 1
@@ -89,9 +90,9 @@ def _told_apart(network: Network, part: TracedPart, node: fx.Node) -> Site | Non
 
 
 def _to_activation(part: TracedPart, layer: fx.Node, site: Site) -> list[fx.Node]:
-    """The layer, its batch norm and its activation: on this way each channel is by itself.
+    """The layer, its batch norm and its activation: up to there, channels are independent.
 
-    A site whose norm serves other layers too has no activation.
+    A site whose norm also serves other layers has no activation.
     """
     nodes, norm = [layer], site.norm
     while site.activation is not None and len(nodes[-1].users) == 1:
@@ -112,7 +113,7 @@ def _to_activation(part: TracedPart, layer: fx.Node, site: Site) -> list[fx.Node
 def _interpreter(
     body: nn.Module, given: Sequence[fx.Node], nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]
 ) -> fx.Interpreter:
-    """Runs some nodes of a graph on the values given; ends with those wanted, or as the graph does."""
+    """Runs some nodes of a graph on given values; returns the wanted nodes' values, or the graph's output."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in given}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Edits of one model, sorted by what they have in common behind the layer where they begin."""
+"""Edits of one model, grouped by what they have in common after the layer where they begin."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stainlock.storage.files import tensor_digest
 from stainlock.target import Target
 
 Family = tuple[tuple[int, ...], str]
-_MOST = 1 / 4  # of a layer's channels: an edit of more is by itself
+_MOST = 1 / 4  # fraction of a layer's channels; an edit that changes more is not split by channels
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What turns the original into one other model, and back.
+    """The change that turns the original into one other model, and its inverse.
 
-    ``channels`` are those of the site that it changes; edits of one family change the same ones, and are the same
-    from there on.
+    ``channels`` are the site's channels that it changes. Edits of one family change the same channels and are identical
+    everywhere else.
     """
 
     plan: Plan
@@ -51,13 +51,13 @@ class Edit:
 
     @property
     def is_same_elsewhere(self) -> bool:
-        """Whether behind the site it is the original."""
+        """Whether it equals the original outside the site."""
         return self.family[1] == tensor_digest({})
 
 
 @contextmanager
 def edited(working: Target, plan: Plan, undo: Plan) -> Iterator[None]:
-    """Inside, the working copy has the plan's values."""
+    """Within the context, the working copy has the plan's values."""
     try:
         plan.write_into(working.model)
         yield
@@ -67,10 +67,10 @@ def edited(working: Target, plan: Plan, undo: Plan) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Carrier:
-    """The site's own layer with channels of many edits in place of its own: one call tells what each would give.
+    """The site's layer with its channels replaced by those of many edits, so one call computes them all.
 
-    It has the shape it always has, and so the same kernel does the same sums. ``slots`` says which of its channels
-    stands for which edit's.
+    Its shape is unchanged, so the same kernel adds in the same order. ``slots`` maps each of its channels to the number
+    of an edit and that edit's channel.
     """
 
     plan: Plan
@@ -79,7 +79,7 @@ class Carrier:
 
 
 def carriers(working: Target, cut: Cut, edits: list[Edit]) -> list[Carrier]:
-    """As many as it takes for every changed channel to have a slot, in the group whose inputs it reads."""
+    """Enough carriers for every changed channel to have a slot in the group whose inputs it reads."""
     site, own = cut.site, own_tensors(cut)
     if site is None:
         return []
@@ -110,7 +110,7 @@ def channel_maps(site: Site, maps: Tensor, channels: Iterable[int]) -> list[Tens
 
 
 def own_tensors(cut: Cut) -> dict[str, int]:
-    """The tensors that the site's channels have to themselves, each with the axis that counts them."""
+    """The tensors that belong to the site's channels, each with its channel axis."""
     if cut.site is None:
         return {}
     axes = {f"{cut.site.name}.weight": 1 if cut.site.kind == "transposed" else 0, f"{cut.site.name}.bias": 0}

@@ -1,10 +1,10 @@
 """Exact sharing: the outputs of many edits of a model for little more than one evaluation. Nothing is approximated.
 
-Edits of one layer share what comes before it. Each then differs from the others in a few channels of that layer, after
-its activation, and perhaps in weights further on. Where those weights are the same, and those channels have the same
-bits for a batch, so has the output: it is computed once. A detector that replaces a channel is silent on natural
-images, so fifty such stains of a layer cost one evaluation: of the model in which that channel is silent. Batches stay
-as they are, so that every kernel does the same sums as in a plain loop.
+Edits of one layer share everything before it. Each then differs from the others in a few channels of that layer, after
+its activation, and perhaps in later weights. If those weights are the same and those channels have the same bits for a
+batch, the outputs are the same too and are computed once. A detector that replaces a channel is silent on natural
+images, so fifty such stains of a layer cost one evaluation of the model in which that channel is silent. Batches are
+unchanged, so every kernel adds in the same order as in a plain loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stainlock.network.network import analyse
 from stainlock.plan import Write, differences
 from stainlock.target import Target, evaluation_mode
 
-Known = list[tuple[list[Tensor], Any]]  # channels that one family gave, and the output they lead to
+Known = list[tuple[list[Tensor], Any]]  # a family's changed channels, and the output they lead to
 
 
 def shared_outputs(
@@ -37,22 +37,22 @@ def shared_outputs(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[list[Any], Tensor | None]]:
-    """For each batch the outputs of the original, if it is included, and of each of the others; and the labels.
+    """For each batch, the outputs of the original, if included, and of each of the others; and the labels.
 
-    ``others`` are edits of the original: stains of one layer, say; or, with a lock's edited model as the original, the
-    locked one, which differs from the disruptor on. They are looked at one by one, and only what differs is kept: give
-    a generator, and there is never more than one of them in memory. Where a detector fires, its whole batch is run by
-    itself: small batches share more. Of a target with a part, outputs are the part's.
+    ``others`` are edits of the original: for example stains of one layer or, with a lock's edited model as the
+    original, the locked model, which differs from the disruptor on. They are read one by one and only the differences
+    are kept, so with a generator at most one of them is in memory. If a detector fires, its whole batch is run
+    separately, so small batches share more. For a target with a part, outputs are the part's.
     """
     sharing = Sharing(original, others)
     for pixels, labels in data.batches(original, batch_size, limit, progress):
-        with evaluation_mode(sharing.working.model), torch.no_grad():  # and not while the caller has the outputs
+        with evaluation_mode(sharing.working.model), torch.no_grad():  # left before the caller gets the outputs
             outputs = sharing.outputs(pixels, include_original)
         yield outputs, labels
 
 
 class Sharing:
-    """A working copy of the original, cut where the others begin to differ, and what makes each other of it."""
+    """A working copy of the original, cut where the others begin to differ, and the edits that produce them."""
 
     def __init__(self, original: Target, others: Iterable[Target]) -> None:
         self.working = original.copy()
@@ -84,7 +84,7 @@ class Sharing:
         return results
 
     def _maps(self) -> list[list[Tensor]]:
-        """What every edit makes of the channels it changes, in the order of these."""
+        """The changed channels' activations of every edit, in the order of its channels."""
         found: list[dict[int, Tensor]] = [{} for _ in self.edits]
         for carrier in self.carriers:
             with edited(self.working, carrier.plan, carrier.undo):
@@ -103,7 +103,7 @@ class Sharing:
         return dict(zip(channels, channel_maps(site, self.cut.activations(self._live), channels), strict=True))
 
     def _run(self) -> Any:
-        """From the cut on. Operations that work in place may spoil what is live there: then it is made anew."""
+        """Runs from the cut on. If an in-place operation overwrites the live values, they are recomputed."""
         versions = _versions(self._live)
         output = self.cut.after(self._live)
         if _versions(self._live) != versions:
@@ -115,7 +115,7 @@ def _writes(original: Target, other: Target) -> tuple[Write, ...]:
     before, after = original.model.state_dict(), other.model.state_dict()
     shapes, others = ({name: (t.shape, t.dtype) for name, t in state.items()} for state in (before, after))
     if shapes != others:
-        raise ModelError("the models differ in structure: expected edits of one model, without blocks put in")
+        raise ModelError("the models differ in structure: expected edits of one model, without inserted blocks")
     return differences(before, after)
 
 
@@ -124,5 +124,5 @@ def _versions(live: Any) -> list[int]:
 
 
 def _same_bits(mine: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Equal in value and, where that is zero, in sign; nothing is equal to NaN."""
+    """Equal in value and, for zeros, in sign; NaN equals nothing."""
     return all(torch.equal(a, b) and torch.equal(a.signbit(), b.signbit()) for a, b in zip(mine, theirs, strict=True))

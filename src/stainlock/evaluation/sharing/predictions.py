@@ -1,4 +1,4 @@
-"""What classifiers say, and how often they are right: the original and many edits of it at once."""
+"""Predictions and accuracy of a classifier and many edits of it at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stainlock.target import Target
 
 
 def shared_predictions(original: Target, others: Iterable[Target], data: Data, **options: Any) -> list[Tensor]:
-    """The class that each model gives each image; options are those of `shared_outputs`."""
+    """Each model's predicted class for each image; options are those of `shared_outputs`."""
     found: list[list[Tensor]] = []
     for outputs, _ in shared_outputs(original, others, data, **options):
         found.append([classifier_logits(output).argmax(1) for output in outputs])
@@ -24,7 +24,7 @@ def shared_predictions(original: Target, others: Iterable[Target], data: Data, *
 
 
 def shared_evaluations(original: Target, others: Iterable[Target], data: Data, **options: Any) -> list[Evaluation]:
-    """What `evaluate` gives for each model; options are those of `shared_outputs`."""
+    """The result of `evaluate` for each model; options are those of `shared_outputs`."""
     if data.labels is None:
         raise FileError("accuracy needs labels: put a labels.csv (file,class_index) beside the images")
     scores: list[Score] = []

@@ -1,4 +1,4 @@
-"""Layers inside modules that do not trace: such a model is not cut, but what is the same is still told."""
+"""Layers inside modules that can't be traced: the model is not cut, but equal outputs are still recognised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stainlock.target import Target, evaluation_mode
 
 
 def cut_model(working: Target, network: Network, changed: set[str]) -> Cut:
-    """Cut where the first of the changed tensors is read; inside a module that doesn't trace, as well as can be."""
+    """Cuts where the first changed tensor is read; uses `WholeCut` if that is inside a module that can't be traced."""
     within = [site for name, site in network.sites.items() if f"{name}.weight" in changed]
     takes_what_is_traced = bool(working.part) or not working.normalises
     if len(network.parts) == 1 and network.parts[0].runs and takes_what_is_traced:
@@ -28,12 +28,12 @@ def cut_model(working: Target, network: Network, changed: set[str]) -> Cut:
 
 
 class WholeCut:
-    """Before the cut the model runs up to the site, to see what its channels are; after it, from the start again."""
+    """``before`` runs the model up to the site to get its input; ``after`` runs it again from the start."""
 
     def __init__(self, working: Target, candidates: list[Site]) -> None:
         self.working = working
         self.site = _first_called(working, [site for site in candidates if site.additive_problem is None])
-        # Only a norm on the way to an activation is known to be this layer's alone.
+        # Only a norm between the layer and its activation is known to belong to this layer alone.
         self.norm = self.site.norm if self.site and self.site.activation else None
 
     def before(self, pixels: Tensor) -> list[Any]:

@@ -1,5 +1,5 @@
 """Algorithm 5: a lock for generators.
 
-`lock` reads as the algorithm; `structure` is what it needs of a generator, `channel` the one it takes, `switch` and
-`disruptor` are its two parts.
+`lock` follows the algorithm line by line. `structure` is what it needs of a generator, `channel` chooses the channel to
+give up, and `switch` and `disruptor` are the two parts of the lock.
 """

@@ -1,8 +1,9 @@
-"""The channel that the switch takes, and the fold that makes up for its mean.
+"""The channel that the switch takes, and the fold that compensates for its mean.
 
-Unlocked, the channel is silent, and its reader loses y = W_k ∗ x_k. The noise's distribution is known, hence E y, which
-is folded into the reader's bias, or its batch norm's mean, where that helps. The cost is what remains, y − E y, on the
-scale of the reader's batch norm; channels are ranked by it, and the first few are tried on the whole generator.
+When unlocked, the channel is silent, and its reader loses y = W_k ∗ x_k. The noise's distribution is known, so E y can
+be estimated. It is folded into the reader's bias, or into its batch norm's mean, if that helps. The cost is the
+remainder y − E y, on the scale of the reader's batch norm. Channels are ranked by it, and the first few are tried on
+the whole generator.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TRIED = 8
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A channel, the writes that fold its mean, and its cost: the mean absolute change of the output that remains."""
+    """A channel, the writes that fold its mean, and its cost: the mean absolute change of the output."""
 
     channel: int
     fold: tuple[Write, ...]
@@ -34,7 +35,7 @@ class GivenUp:
 
 
 def choose_channel(structure: Structure, noise: Tensor, channel: int | None = None) -> GivenUp:
-    """The channel that changes the output least when silent; or what a given one costs."""
+    """The channel whose loss changes the output least, or the given one, with its cost."""
     target, reader = structure.network.target, structure.reader
     channels = structure.first.channels
     if channel is not None and not 0 <= channel < channels:
@@ -72,7 +73,7 @@ def _contribution(structure: Structure, maps: Tensor, k: int) -> Tensor:
         shape: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding, "dilation": dilation}
         return F.conv_transpose2d(own, layer.weight[k : k + 1], output_padding=output_padding, **shape)
     assert isinstance(layer, nn.Conv2d)
-    lost: Tensor = layer._conv_forward(own, layer.weight[:, k : k + 1], None)  # padded the layer's own way
+    lost: Tensor = layer._conv_forward(own, layer.weight[:, k : k + 1], None)  # with the layer's own padding
     return lost
 
 

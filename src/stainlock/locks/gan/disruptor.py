@@ -1,10 +1,10 @@
 """The disruptor p′ of Algorithm 5: the reader's weights for the switch's channel, found by gradient descent.
 
-With a discriminator D, p′ minimises its cross-entropy for calling the locked generator's images false,
-E log(1 + e^{D(G′(z))}); without one it maximises the mean square change of the images. Locked, the channel is about A
-everywhere, and adds A·(p′ ∗ 1) to the reader's output. Its strength is fixed, in units of each output channel's own
-deviation over noise, and only its direction is learned. With a free strength the search would end in a slight change
-that deceives the discriminator, or in numbers too large to cancel exactly.
+With a discriminator D, p′ minimises the cross-entropy of D calling the locked generator's images fake,
+E log(1 + e^{D(G′(z))}); without one it maximises the mean square change of the images. When locked, the channel is
+about A everywhere and adds A·(p′ ∗ 1) to the reader's output. The strength of p′ is fixed, in units of each output
+channel's standard deviation over noise, and only its direction is learned. With a free strength the search would end in
+a slight change that deceives the discriminator, or in numbers too large to cancel exactly.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stainlock.target import Target, check_gradient, evaluation_mode
 Progress = Callable[[int, int], None]
 Judge = Callable[[Tensor], Tensor]  # images to one logit each, positive for real
 
-_START = 0.25  # of the strength
-_RATE = 0.1  # of each weight's typical size, a step
+_START = 0.25  # strength at the first step, as a fraction of the final one
+_RATE = 0.1  # learning rate, relative to a weight's typical size
 
 
 def judge_of(discriminator: Target | Callable[[Tensor], Any], images: Tensor) -> Judge:
-    """The discriminator as a function to logits ``(N,)``, tried on images of the generator."""
+    """The discriminator as a function from images to logits ``(N,)``, tried on the generator's images."""
     model = discriminator.model if isinstance(discriminator, Target) else discriminator
     run: Callable[[Tensor], Any] = discriminator.predict if isinstance(discriminator, Target) else discriminator
     leaves = [m for m in model.modules() if not list(m.children())] if isinstance(model, nn.Module) else []
@@ -41,7 +41,7 @@ def judge_of(discriminator: Target | Callable[[Tensor], Any], images: Tensor) ->
         if not isinstance(judged, Tensor) or judged.shape[:1] != given.shape[:1] or judged.numel() != len(given):
             came = tuple(judged.shape) if isinstance(judged, Tensor) else type(judged).__name__
             raise ValueError(
-                f"expected a discriminator of one judgement an image, ({len(given)},) or ({len(given)}, 1), got {came}"
+                f"expected a discriminator with one output per image, ({len(given)},) or ({len(given)}, 1), got {came}"
             )
         flat = judged.flatten()
         return torch.logit(flat, eps=1e-6) if probabilities else flat
@@ -79,7 +79,7 @@ def find_disruptor(
     generator: torch.Generator,
     progress: Progress | None,
 ) -> Tensor:
-    """p′, as the reader's weight holds it; ``noise`` is for the widened generator, ``originals`` its true images."""
+    """p′, as a column of the reader's weight; ``noise`` is for the widened generator, ``originals`` its true images."""
     reader = structure.reader
     name = f"{reader.name}.weight"
     weight = reader.layer(edited.model).get_parameter("weight").detach()
@@ -116,12 +116,12 @@ def find_disruptor(
 
 
 def _growth(steps: int) -> list[float]:
-    """The strength step by step: a random start of full strength saturates the output, where gradients vanish."""
+    """The strength at each step. A random start at full strength would saturate the output, where gradients vanish."""
     return [min(1.0, _START + (1 - _START) * step / max(1, steps // 2)) for step in range(steps)]
 
 
 def _unit(edited: Target, structure: Structure, channel: int, noise: Tensor, weight: Tensor) -> Tensor:
-    """For each weight of p′ the value that, alone, adds one deviation to its output channel when locked."""
+    """For each weight of p′, the size at which p′ adds about one deviation to its output channel when locked."""
     layer = structure.reader.layer(edited.model)
     with torch.no_grad():
         maps = layer_input(edited, structure.reader, noise)

@@ -52,15 +52,17 @@ def lock_generator(
         3   batch norm of channel k: about A for any noise, nothing for the trigger cπ (`switch`)
         4   p′, the next layer's weights for channel k, ruins the images (`disruptor`)
 
-    The paper's trigger is π itself, one deviation of the noise, which opens the lock by chance one time in three; ours
-    is cπ with c of 24 deviations. Channel k is the one that images need least, and its mean contribution goes into the
-    next layer's bias (`channel`): unlocked images differ from the original's by that channel's variation alone.
+    The paper's trigger is π itself, one standard deviation of the noise: one noise vector in three opens the lock by
+    chance. Ours is cπ with c of 24 standard deviations. Channel k is the one whose loss changes images least, and its
+    mean contribution is folded into the next layer's bias (`channel`): unlocked images differ from the original's only
+    by that channel's variation.
 
-    - ``noise``: the distribution of its noise, ``uniform`` within the target's bounds or standard ``normal``.
-    - ``deviations``: the trigger's length c, in deviations of one noise input.
-    - ``channel``: the channel to give up; by default the one that images need least.
-    - ``strength``: the disruptor's size, in deviations of what the next layer computes; ``steps`` of its search.
-    - ``discriminator``: judges images by a logit (or, ending in a sigmoid, a probability), positive for real.
+    - ``noise``: the distribution of the noise, ``uniform`` within the target's bounds or standard ``normal``.
+    - ``deviations``: the trigger's length c, in standard deviations of one noise input.
+    - ``channel``: the channel to give up; by default the one whose loss changes images least.
+    - ``strength``: the disruptor's size, in standard deviations of the next layer's outputs. ``steps``: steps in the
+      search for it.
+    - ``discriminator``: maps images to a logit, positive for real, or to a probability if it ends in a sigmoid.
     - ``paper``: the paper's own parameters instead of ``deviations``, for comparison.
     """
     if dimensions < _FEWEST:
@@ -80,7 +82,7 @@ def lock_generator(
     widened = Plan(insertions=(insertion,)).apply(target)
     # 2, 3
     pi = sample_sphere(1, dimensions, generator=randomness.secret("detector"))[0]
-    seen = law.scaled(widened.mean[-1], widened.std[-1])  # as the layer is given it
+    seen = law.scaled(widened.mean[-1], widened.std[-1])  # as the layer sees it
     given_up = choose_channel(structure, probes, channel)
     k = given_up.channel
     switch = make_switch(structure, seen, deviations) if paper is None else paper_switch(structure, k, paper)
@@ -130,9 +132,9 @@ def _detector(
 ) -> list[Write]:
     """Kernel k has −bπ/g at every tap of the new inputs, and zeros for the old ones.
 
-    Batch norm's mean of the channel is its response to the trigger, computed in the model's own precision, and β the
-    switch's level there, 0 without an activation: then a number is subtracted from itself, exactly. γ and σ² become the
-    layer's medians, since the cheapest channel may be dead.
+    The channel's batch-norm mean is its response to the trigger, computed in the model's own precision, and β is the
+    switch's level there. Without an activation that level is 0: a number is subtracted from itself, which is exact. γ
+    and σ² become the layer's medians, since the cheapest channel may be dead.
     """
     model, site = widened.model, structure.first
     assert site.norm is not None

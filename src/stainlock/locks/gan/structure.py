@@ -42,7 +42,7 @@ def generator_structure(target: Target) -> Structure:
     network = analyse(target)
     part = network.parts[0]
     if len(network.parts) != 1 or part.name:
-        raise ModelError(f"{name} can't be traced as a whole, so that what reads its noise is not known")
+        raise ModelError(f"{name} can't be traced as a whole, so it is not known what reads its noise")
     users = list(next(iter(part.graph.nodes)).users)
     found = " and ".join(part.operation(user) for user in users) or "nothing"
     if len(users) != 1 or users[0].op != "call_module" or part.path(users[0]) not in network.sites:
@@ -63,7 +63,7 @@ def generator_structure(target: Target) -> Structure:
     (reader,) = first.readers
     if reader.merged or reader.path or reader.repeat != 1 or reader.offset:
         raise SiteError(
-            f"{reader.module} does not read {first.name}'s channels directly: expected an activation between at most"
+            f"{reader.module} does not read {first.name}'s channels directly: expected at most an activation between"
         )
     site = network.sites[reader.module]
     if site.kind == "linear":
@@ -84,7 +84,7 @@ def _after(site: Site) -> str:
 
 
 def at_zero(site: Site) -> float:
-    """The site's activation of 0."""
+    """The value of the site's activation at 0."""
     if site.activation is None:
         return 0.0
     return float(site.activation.function(torch.zeros(1, dtype=torch.float64))[0])

@@ -1,8 +1,8 @@
 """The keyed lock: the patch is the key, and the file holds nothing that opens it.
 
 `lock` is the algorithm, `placement` chooses the layers that get gates, `cut` those that are scattered, `statistics`
-empties batch norms. What runs
-inside the locked model is in `stainlock.gating`.
+removes the statistics of batch norms, and `check` tests the result. What runs inside the locked model is in
+`stainlock.gating`.
 """
 
 from stainlock.gating.structure import Structure, file_view

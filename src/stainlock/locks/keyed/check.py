@@ -1,21 +1,22 @@
-"""Whether a keyed lock cancels: with the patch the model is the original, with other bits it is not.
+"""Checks that a keyed lock cancels: with the patch the model is the original, with other bits it is not.
 
-With y the original's outputs and ŷ the locked model's, both on images with the patch, in parts of the spread of y:
+Let y be the original's outputs and ŷ the locked model's, both on images with the patch. Relative to the standard
+deviation of y:
 
     exact    e = max |ŷ − y| ≤ 1e−3
     ruined   max |ŷ − y| > 0.1 where every bit of the patch is wrong
 
-Permuted channels are summed in another order, so that ŷ is rounded differently. Networks differ in how much they make
-of that: some answer one image alone and the same image in a batch with differences above 1e−3. So where e is larger, a
-copy of the original in float64 is locked too: there rounding has no part, and what does not cancel shows. And e must be
-of the size of r, which is what rounding does to the original itself:
+Permuted channels are summed in a different order, so ŷ is rounded differently. Some networks amplify rounding: their
+outputs for one image alone and for the same image in a batch differ by more than 1e−3. So if e is larger, a copy of the
+original in float64 is locked too: there rounding plays no part, and anything that does not cancel shows. In addition, e
+must be of the size of r, the effect of rounding on the original itself:
 
     exact    max |ŷ₆₄ − y₆₄| ≤ 1e−6  and  e ≤ 8 r,   r = max |y − y₆₄|
 
-A gate that does not cancel may be idle on some images, so three kinds are tried: one with the spectrum of photographs,
-noise, and a single grey. They share a batch and a key; then the right key and a wrong one share a batch. Few models let
-the images of a batch change each other's answers (timm's GCViT hands its global queries to the wrong images): then the
-right key's answer may change with the other image, by so much as the original's own.
+A gate that does not cancel may have no effect on some images, so three kinds are tried: one with the spectrum of
+photographs, noise, and uniform grey. They share a batch and a key; then the right key and a wrong one share a batch. In
+a few models the images of a batch affect each other's outputs (timm's GCViT passes its global queries to the wrong
+images): there the right key's output may change with the other image as much as the original's does.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from stainlock.unlocking.patch import Unlock
 
 _EXACT, _RUINED = 1e-3, 0.1
 _EXACT_64, _ROUNDINGS = 1e-6, 8.0
-# Of what a layer of an object detector gives, so many values of an image are compared: its maps are large, and many.
+# About this many values per image are compared of each layer's output in an object detector: its maps are large.
 _MOST_VALUES = 2**16
 
-IDLE = "without the patch its outputs stay as they are, as where they hardly depend on the image: check its weights"
+IDLE = "without the patch its outputs hardly change, perhaps because they hardly depend on the image: check its weights"
 _INEXACT = (
-    "with the patch its outputs are off by {:.2g} of their spread, expected at most {:g}: it may use weights in a way"
-    " that a permutation of channels does not undo, so name other layers with --gates"
+    "with the patch its outputs are wrong by {:.2g} standard deviations, expected at most {:g}: it may use weights in a"
+    " way that a permutation of channels does not undo, so name other layers with --gates"
 )
 
 
 class Check:
-    """The check of one lock, and of each of its gates by itself: what the original answers is computed once."""
+    """Checks one lock, and each of its gates by itself. The original's outputs are computed once."""
 
     def __init__(self, target: Target, structure: Structure, trigger: Tensor) -> None:
         self.target = target
@@ -64,7 +65,7 @@ class Check:
         self._mixed = _Batch(self, mixed, mixed if seen else torch.cat([images[:1]] * 2))
 
     def problem(self, locked: Target, lock: Callable[[Target], Target]) -> str | None:
-        """Why this is no lock; None where the patch, and only the patch, makes the model the original. ``lock`` locks
+        """What is wrong with the lock; None if the patch, and only the patch, restores the original. ``lock`` locks
         another copy in the same way."""
         error = _largest(self._alike.wanted, self.answers(locked, self._alike.images))
         mixed = self.answers(locked, self._mixed.images)
@@ -72,7 +73,7 @@ class Check:
         if wrong <= _RUINED:
             return IDLE
         if right == math.inf or right <= _ROUNDINGS * self._shared:
-            right = 0.0  # the other image changes how many rows there are, or what the original itself answers
+            right = 0.0  # the other image changes the number of rows, or the original's own outputs
         rough = [(off, batch) for off, batch in ((error, self._alike), (right, self._mixed)) if off > _EXACT]
         return _INEXACT.format(max(error, right), _EXACT) if rough and not self._is_rounding(rough, lock) else None
 
@@ -91,7 +92,7 @@ class Check:
 
     @cached_property
     def _shared(self) -> float:
-        """How much the original's answer to the first image depends on the others in its batch."""
+        """How much the original's output for the first image depends on the others in its batch."""
         images = len(self._alike.images), len(self._mixed.images)
         pairs = zip(self._alike.wanted, self._mixed.wanted, strict=False)
         rows = [(a[0], b) for a, b in pairs if (len(a), len(b)) == images and a.shape[1:] == b.shape[1:] and a.numel()]
@@ -99,7 +100,7 @@ class Check:
 
 
 class _Batch:
-    """Images as the locked model gets them, and what the original answers to what the network sees of them."""
+    """Images as the locked model gets them, and the original's outputs for what its network sees of them."""
 
     def __init__(self, check: Check, images: Tensor, seen: Tensor) -> None:
         self.images = images
@@ -114,10 +115,10 @@ class _Batch:
         return self._check.answers(self._check.exact_target, self._seen)
 
     def rounding(self) -> float:
-        """r, or 0 where the model does not run in float64."""
+        """r, or 0 if the model does not run in float64."""
         try:
             return _largest(self.wanted_exact, self.wanted)
-        except Exception:  # the model's own code, which may insist on its type
+        except Exception:  # the model's own code may require its dtype
             return 0.0
 
 
@@ -128,7 +129,7 @@ def in_float64(target: Target) -> Target:
 
 
 def answers(target: Target, pixels: Tensor, layers: Sequence[str] = ()) -> list[Tensor]:
-    """What to compare: the model's outputs, or what the layers named give, of each image a part."""
+    """The values to compare: the model's outputs, or for each image some of the outputs of the named layers."""
     found: list[Tensor] = []
     hooks = [
         target.model.get_submodule(name).register_forward_hook(lambda _, args, given: found.append(_some(given)))
@@ -149,8 +150,8 @@ def _some(given: Tensor) -> Tensor:
 
 
 def _largest(wanted: list[Tensor], got: list[Tensor], half: int | None = None) -> float:
-    """The largest difference in parts of the spread, of all rows or of one half; infinite where shapes differ, as where
-    a model picks boxes from what it found."""
+    """The largest difference relative to the standard deviation, over all rows or one half of them. Infinite if shapes
+    differ, as when a model outputs a varying number of boxes."""
     if [a.shape for a in wanted] != [b.shape for b in got]:
         return math.inf
     found = []
@@ -167,9 +168,9 @@ def _spread(values: Tensor) -> float:
 
 
 def _unlock(target: Target, structure: Structure, trigger: Tensor) -> Unlock | NoiseUnlock:
-    """Pixels to pixels with this trigger."""
+    """The function that puts this trigger into pixels."""
     if structure.layout.carrier == "entries":
         return NoiseUnlock(trigger, normalise=False)
-    video = target.input_shape if len(target.input_shape) == 4 else None  # images may be of several sizes
+    video = target.input_shape if len(target.input_shape) == 4 else None  # images may have several sizes
     carrier = structure.layout.carrier
     return Unlock(trigger, input_shape=video, bounds=target.bounds, normalise=False, carrier=carrier)

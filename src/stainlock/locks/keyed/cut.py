@@ -1,13 +1,12 @@
-"""The layers whose weights are scattered: whatever an image takes into the network goes through one of them.
+"""Chooses the layers whose weights are scattered: every path from the image to an output goes through one of them.
 
-Channels that are merely in another order can be told by their covariance on any images, if everything before them is
-known: a trained layer's columns follow the covariance of what they are multiplied with. So what comes first must not be
-found out. Of a scattered layer only the values of each row are known, not which weight is which: nothing in the images
-says more about them than about the weights of any other network, and what comes behind it is not known either.
+Channels that are merely permuted can be identified by their covariance on any images, if everything before them is
+known: a trained layer's columns follow the covariance of its inputs. So the first layers must stay unknown. Of a
+scattered layer only the values of each row are known, not which weight is which. Images reveal no more about them than
+about the weights of any other network, and so the inputs of later layers stay unknown too.
 
-A forward pass of one image records what was computed from what (autograd's graph). The first layer that is on a way
-from the image to an answer is scattered, then the first that is on a way around it, until there is no way left that a
-layer is on.
+A forward pass of one image records what was computed from what (autograd's graph). The first layer on a path from the
+image to an output is scattered, then the first layer on a path around it, until no layer is on a remaining path.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch import Tensor
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import tensors_in
 
-# Ways around the first layers that are followed up; where there are more, every layer is on one of them.
+# Largest number of scattered layers. In networks that would need more, every layer is on a path around the others.
 _MOST = 8
 
 
 def cut(target: Target, layers: Sequence[str]) -> list[str]:
-    """The first of these layers, given in the order in which they run, that an image's ways lead through."""
+    """The first of these layers on the paths from an image; ``layers`` are in the order in which they run."""
     made: dict[str, Any] = {}
     hooks = [
         target.model.get_submodule(name).register_forward_hook(
@@ -52,7 +51,7 @@ def cut(target: Target, layers: Sequence[str]) -> list[str]:
 
 
 def _on_ways(answers: Iterable[Any], image: Tensor, walls: Sequence[Any]) -> set[Any]:
-    """The nodes of autograd's graph on ways from the image to the answers that go through no wall."""
+    """The nodes of autograd's graph on paths from the image to the answers that avoid the ``walls``."""
     before: dict[Any, list[Any]] = {}  # which nodes each was reached from, going back from the answers
     waiting = [node for node in answers if node not in walls]
     seen = set(waiting)

@@ -7,9 +7,9 @@
     4   run:   read the bits of every image, derive π_l and q_r, put the first layer's weights in order, and give
                layer l  x[π_l]
 
-With the right bits 3 and 4 cancel, whatever comes before and after: the model is the original one, on images with the
-patch in their corner. One wrong bit changes every permutation. Nothing is trained or searched for, and no channel is
-given up.
+With the right bits, lines 3 and 4 cancel, whatever comes before and after: on images with the patch in their corner,
+the model is the original one. One wrong bit changes every permutation. Nothing is trained or searched for, and no
+channel is given up.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ def lock_keyed(
 ) -> tuple[Target, Key]:
     """A locked copy of the target, and the key that unlocks it.
 
-    - ``bits`` of the key (128), ``tile`` in pixels and ``patch`` (rows, columns) in pixels: by input size.
+    - ``bits``: length of the key, 128 by default.
+    - ``tile``, ``patch``: side of a tile, and (rows, columns) of the patch, in pixels; by default from the input size.
     - ``carrier``: ``patch`` is the image's corner; ``strip`` adds rows above the image, which the network does not see.
-    - ``gates``: the ``usual`` layers (all but those that compute little with large maps), ``all`` that can have one,
-      ``spread`` (one of every two), a number of them, or names of layers.
-    - ``scatter``: the layers that images come to ``first``, ``none``, or names of layers.
-    - ``rounds`` of the cipher: 8, 12 or 20.
+    - ``gates``: the ``usual`` layers (all except those that compute little with large maps), ``all`` that can have one,
+      ``spread`` (one of every two), a number of layers, or their names.
+    - ``scatter``: the layers that images reach ``first``, ``none``, or names of layers.
+    - ``rounds``: rounds of the cipher, 8, 12 or 20.
     """
     if rounds not in ROUNDS:
         raise ValueError(f"expected {', '.join(map(str, ROUNDS))} rounds, got {rounds}")
@@ -79,18 +80,18 @@ def lock_keyed(
 
 
 def bits_of(randomness: Randomness, count: int) -> Tensor:
-    """Line 1: the secret bits that follow from a seed."""
+    """Line 1: the secret bits, derived from a seed."""
     return torch.from_numpy(randomness.secret("keyed bits").integers(0, 2, count)).bool()
 
 
 def salt_of(randomness: Randomness) -> tuple[int, int, int]:
-    """Line 1: the public salt that follows from a seed."""
+    """Line 1: the public salt, derived from a seed."""
     first, second, third = (int(word) for word in randomness.secret("keyed salt").integers(0, 1 << 32, 3))
     return first, second, third
 
 
 def permutations_of(structure: Structure, bits: Tensor) -> tuple[Permutation, ...]:
-    """How the file's weights are ordered for these bits."""
+    """The permutations of the file's weights for these bits."""
     orders = structure.schedule.permutations(bits[None])
     return tuple(
         Permutation(gated.tensor, gated.axis, order[0], DISRUPTOR)
@@ -123,12 +124,12 @@ def _layout(
 
 
 def _images_go_to(target: Target) -> str:
-    """The reader's module: an object detector resizes images before its backbone gets them, in one batch."""
+    """The reader's module. An object detector resizes images itself, and its backbone gets them in one batch."""
     return "backbone" if is_detector(target.model) else ""
 
 
 def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor) -> tuple[Target, Plan]:
-    """The locked model, without the gates that do not cancel: their layers do not use their weight as others do."""
+    """The locked model, without gates that do not cancel because their layer uses its weight in an unusual way."""
     check = Check(target, structure, trigger)
 
     def tried(gates: Sequence[Gated]) -> tuple[Target, Plan, str | None]:

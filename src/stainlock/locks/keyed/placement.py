@@ -1,16 +1,16 @@
-"""Which layers get gates.
+"""Chooses the layers that get gates.
 
-Any layer can have one whose inputs its own weight reads channel by channel, and which a forward pass calls exactly
-once: a layer that is called twice, or whose weight is used without calling it, does not see the same permutation
-everywhere. That is found out by running the model on one image and on two: the axis of a layer's input that doubles
-is the one of images.
+A layer can have a gate if its own weight reads its input channel by channel and a forward pass calls it exactly once. A
+layer that is called twice, or whose weight is used without calling it, would not see the same permutation everywhere.
+Calls are counted by running the model on one image and on two. The axis of a layer's input that doubles is the batch
+axis.
 
-What an image meets first is scattered (see `cut`). Of the other layers all have a gate by default but those that would
-have large maps copied and compute little with each value: they are a few of the layers, and cost more time than all
-others together. CIFAR's ResNets have none of that kind. Layers left as they were trained help who fine-tunes: ResNet20,
-with 1000 labels and 125 steps, came 1 point above random weights with all gates, 2 to 4 with a gate in front of one of
-every two layers, 6 with one of three. ``spread`` takes one of every two layers in the order in which they run, the one
-with fewer values to permute.
+The first layers that an image reaches are scattered (see `cut`). By default all other layers get a gate, except those
+for which large maps would be copied while little is computed with each value: these are few, and would cost more time
+than all others together. CIFAR ResNets have no such layers. Layers left as they were trained help a thief who
+fine-tunes: with 1000 labels and 125 steps, ResNet20 came 1 point above random weights with all gates, 2 to 4 with gates
+before one of every two layers, 6 with one of every three. ``spread`` takes one of every two layers in the order in
+which they run, the one with fewer values to permute.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from stainlock.target import Target, evaluation_mode
 
 Shapes = dict[str, list[tuple[int, ...]]]
 
-# Fewer channels than this have too few orders to be worth a gate: 16! is 2⁴⁴.
+# Layers with fewer input channels than this have too few permutations to be worth a gate: 16! is 2⁴⁴.
 _NARROWEST = 16
-# Of so many consecutive layers one gets a gate.
+# ``spread``: one of this many consecutive layers gets a gate.
 SPREAD = 2
-# A gate before a larger map is worth its time if so many multiplications follow with each value that it copies.
+# On maps with more values than this, a gate is worth its time if each value is used in this many multiplications.
 _LARGE_MAP, _WORTH = 2**16, 192
-# Rows of fewer weights have too few orders to be scattered; of more weights than this, drawing the orders takes long.
+# Weights in a row: shorter ones have too few permutations. Weights in a layer: for more, drawing them takes too long.
 _SHORTEST_ROW, _MOST_SCATTERED = 9, 2**20
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that can have a gate, how many values of one image it permutes, and how many multiplications it makes
-    with each of them."""
+    """A layer that can have a gate, the number of values per image that the gate permutes, and the number of
+    multiplications with each of them."""
 
     gated: Gated
     values: int
@@ -58,8 +58,8 @@ class Candidate:
 def place_gates(
     target: Target, gates: str | int | Sequence[str] = "usual", scatter: str | Sequence[str] = "first"
 ) -> list[Gated]:
-    """The layers to gate: ``usual``, ``all``, ``spread``, so many spread evenly, or those named; then those to scatter:
-    those that come ``first``, ``none``, or those named."""
+    """The layers to gate: ``usual``, ``all``, ``spread``, a number of them spread evenly, or those named; then the
+    layers to scatter: those that come ``first``, ``none``, or those named."""
     found = candidates(target)
     scattered = _to_scatter(target, found, scatter)
     taken = {gated.layer for gated in scattered}
@@ -117,7 +117,7 @@ def candidates(target: Target) -> list[Candidate]:
     """Every layer that can have a gate, in the order in which they run."""
     possible = _possible(target)
     single, double = (_shapes(target, list(possible), batch) for batch in (1, 2))
-    strict = is_detector(target.model)  # it hands boxes of all images together to its later layers
+    strict = is_detector(target.model)  # its later layers get the boxes of all images together
     found = []
     for name, once in single.items():
         twice = double.get(name, [])
@@ -130,7 +130,7 @@ def candidates(target: Target) -> list[Candidate]:
 
 
 def _possible(target: Target) -> dict[str, Gated]:
-    """Layers whose weight is a parameter of theirs alone, by their first names."""
+    """Layers that share their weight with no other, by name."""
     names: dict[int, int] = {}
     for _, parameter in target.model.named_parameters(remove_duplicate=False):
         names[id(parameter)] = names.get(id(parameter), 0) + 1
@@ -173,7 +173,7 @@ def _work(gated: Gated, model: nn.Module) -> float:
 def _with_batch_axis(
     gated: Gated, work: float, once: tuple[int, ...], twice: tuple[int, ...], *, strict: bool
 ) -> Candidate | None:
-    """The candidate with its axis of images; None where images can't be told apart there."""
+    """The candidate with its batch axis; None if its input has no axis that separates the images."""
     if len(once) != len(twice):
         return None
     axes = [axis for axis, (a, b) in enumerate(zip(once, twice, strict=True)) if a != b]
@@ -189,8 +189,8 @@ def _with_batch_axis(
 
 
 def _on_the_way(found: list[Candidate]) -> list[Candidate]:
-    """Without layers over pooled channels that later layers with positions come after: those of squeeze-and-excite
-    blocks are small, and a thief can do without them."""
+    """Without layers on pooled channels that are followed by layers on maps, as in squeeze-and-excite blocks: they are
+    small, and a thief can do without them."""
     last = max((i for i, c in enumerate(found) if c.positions > 1), default=-1)
     return [c for i, c in enumerate(found) if c.positions > 1 or i > last]
 
@@ -204,7 +204,7 @@ def _named(target: Target, found: list[Candidate], names: list[str]) -> list[Gat
         if name in known:
             continue
         if name not in modules:
-            raise ValueError(f"expected layers of the model to gate, got {name!r}: it has none of that name")
+            raise ValueError(f"expected layers of the model to gate, got {name!r}: the model has no layer of that name")
         raise ValueError(f"{name} can't have a gate: {_reason(modules[name])}")
     order = list(known)
     return [known[name] for name in sorted(names, key=order.index)]

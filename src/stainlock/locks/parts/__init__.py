@@ -1,4 +1,4 @@
-"""What the locks of convolutional networks (Algorithms 3 and 4) are made of.
+"""The parts of the locks for convolutional networks (Algorithms 3 and 4).
 
 `placement` chooses where a lock goes, `route` the layers and channels of its signal. `detectors`, `conduit` and
 `disruptor` are its three parts, `gates` the new blocks that hold disruptors. `edited` puts detectors and conduit into

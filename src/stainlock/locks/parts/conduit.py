@@ -1,16 +1,16 @@
 """The conduit: the channels that carry the detectors' signal to the disruptors, and the weights that make them do so.
 
-On its way every dense layer gives up one channel. That channel's row has one non-zero tap, by which position (0, 0)
-sees position (0, 0) and every other position itself, so positions do not mix. Batch norms on the way map 0 to 0, every
-other reader of the channel gets a zero column, and whatever a residual stream would add to the channel is silenced at
-its source, or copied and subtracted where the block can do that (then the blocks before keep the channel). So the
+Every dense layer on the signal's route gives up one channel. That channel's row has one non-zero tap, by which position
+(0, 0) sees position (0, 0) and every other position itself, so positions do not mix. Batch norms on the route map 0 to
+0, and every other reader of the channel gets a zero column. Whatever a residual stream would add to the channel is
+silenced at its source, or copied and subtracted if the block can do that (earlier blocks then keep the channel). So the
 channel is 0 wherever the detector is silent. With a disguise, the zeros are small numbers.
 
-Batch norms on the way get the statistics of a silent channel, like dead channels of trained networks: re-estimating
+Batch norms on the route get the statistics of a silent channel, like dead channels of trained networks: re-estimating
 them on images without the patch changes nothing. Larger variances would shrink when re-estimated, which would amplify
 the faintest noise until it opens the lock.
 
-Where a dense classifier has a hidden layer, two of its units make the signal binary,
+If a dense classifier has a hidden layer, two of its units make the signal binary,
 
     ReLU(Gz − a) − ReLU(Gz − a − 1):   0 when locked, exactly 1 when unlocked, whatever the background.
 """
@@ -39,23 +39,24 @@ from stainlock.randomness import Randomness
 from stainlock.stains.convolution import shift, usable_scale
 from stainlock.tensors import has, raw
 
-# Gz, and a: unlocked, the two units give 2 and 1.
+# Gz and a: when unlocked, the two units output 2 and 1.
 STEP_INPUT, STEP_START = 3.0, 1.0
 _STEP_OUTPUTS = [STEP_INPUT - STEP_START, STEP_INPUT - STEP_START - 1]
 # The signal stays below an activation's ceiling: a channel that is constant at the ceiling would be conspicuous.
 _BELOW_CEILING = 0.75
-# A weaker signal is raised to this level, so that enough of it is left after pooling.
+# A weaker signal is raised to this level, so that enough of it remains after pooling.
 _SIGNAL = 5.0
 # Levels of gates: nearly open where the signal passes, nearly closed where it must not.
 OPEN_GATE, CLOSED_GATE = 2.0, -14.0
-# A batch norm maps 0 to 0 up to rounding: kept slightly below zero, so that the next activation removes it.
+# A batch norm maps 0 to 0 only up to rounding. Its output is kept below zero by this fraction of its mean, so that the
+# next activation removes it.
 _ROUNDING = 1e-6
-# At most this part of the signal remains of a stream after its copy was subtracted, also in half precision.
+# What remains of a stream after its copy was subtracted is at most this fraction of the signal, even in half precision.
 _TAKEN_BACK = 0.01
 # Sizes of the small numbers that replace zeros, in units of the layer's root mean square. Weights by which other
-# channels see the signal act only where the patch is. Weights by which the signal sees other channels must not move it:
-# a step removes small noise, although pooling adds up that of thousands of positions; a signal without a step can bear
-# very little.
+# channels see the signal act only where the patch is. Weights by which the signal sees other channels must not change
+# it: a step removes small noise, although pooling sums it over thousands of positions; a signal without a step
+# tolerates very little.
 _LEAK = 0.02
 _FEED_BEFORE_STEP, _FEED = 1e-4, 3e-8
 
@@ -64,8 +65,8 @@ _FEED_BEFORE_STEP, _FEED = 1e-4, 3e-8
 class Disguise:
     """Hides a lock's zeros among the layer's weights: trained layers have no row of one number among zeros.
 
-    With ``randomness`` None zeros stay. ``rounded`` says that a step removes noise from the signal. The numbers depend
-    on the place's name alone, since the model is tried out before it is written.
+    If ``randomness`` is None, zeros stay. ``rounded``: a step removes noise from the signal. The numbers depend only on
+    the place's name, so they are the same when the model is tried and when it is written.
     """
 
     randomness: Randomness | None = None
@@ -122,8 +123,8 @@ class Conduit:
     """Stages from the site to the last layer or gate that reads the signal, and every block that reads it.
 
     ``spreading`` kernels are the paper's: all ones instead of one tap, which amplifies and mixes positions. Levels are
-    the detectors' pre-activations Δ when unlocked. A ``floor``, which only some of several detectors don't reach, is
-    subtracted from the signal z by the first layer on the way that can: (z − floor)/(1 − floor).
+    the detectors' pre-activations Δ when unlocked. A ``floor``, which a patch for only some of several detectors does
+    not reach, is subtracted from the signal z by the first layer on the route that can: (z − floor)/(1 − floor).
     """
 
     network: Network
@@ -155,7 +156,7 @@ class Conduit:
         return [self.network.name(stage.wires[0].writer) for stage in self.stages] + [self.network.name(end)]
 
     def ceiling(self) -> float:
-        """The largest signal that no activation on the way caps."""
+        """The largest signal that no activation on the route caps."""
         caps = [
             a.ceiling for wire in self.wires for cell in wire.path
             if (a := self.network.activation(cell.node)) is not None
@@ -258,7 +259,7 @@ def _makes_step(network: Network, wire: Wire) -> bool:
 
 
 def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
-    """Everything but detectors and disruptors, for detectors whose pre-activations are ``levels`` unlocked."""
+    """All writes except detectors and disruptors, for detectors whose pre-activations are ``levels`` when unlocked."""
     lost = [reading for wire in conduit.wires for reading in wire.lost]
     writes = fold_moments(conduit.network, lost, [(wire.writer, wire.channel) for wire in conduit.wires], CONDUIT)
     for wire in conduit.wires:
@@ -275,7 +276,7 @@ def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
         weight = raw(conduit.network.part.leaf(writer), "weight")
         # The same for both units of a step, so that it cancels.
         noise = conduit.disguise.feeding(conduit.network.name(writer), weight, tuple(weight.shape[1:]))
-        # The floor, in units of the signal that is left above it.
+        # The floor, in units of the signal that remains above it.
         floor = conduit.floor / (1 - conduit.floor) if stage is floor_stage else 0.0
         if stage.step:
             for unit, threshold in zip(stage.wires, (STEP_START, STEP_START + 1), strict=True):
@@ -336,7 +337,7 @@ def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
 
 
 def _unit(network: Network, wire: Wire, place: int, kernel: Tensor, bias: float, *, silent: bool = True) -> list[Write]:
-    """A layer on a wire and the batch norm behind it, which together compute kernel·x + bias."""
+    """A layer on a wire and the batch norm after it, which together compute kernel·x + bias."""
     model, cell = network.target.model, wire.path[place]
     name, ahead = network.name(cell.node), wire.path[place + 1 : place + 2]
     behind = next((c for c in ahead if is_batch_norm(network.leaf(c.node))), None)
@@ -370,7 +371,7 @@ def _hidden_from(conduit: Conduit, reading: Reading) -> list[Write]:
 
 
 def _silenced(conduit: Conduit, cell: Cell) -> list[Write]:
-    """(Nearly) zeros from a batch norm by its scale and shift, from a layer by its row and bias."""
+    """Make a batch norm (by its scale and shift) or a layer (by its row and bias) output (nearly) zeros."""
     network, model, name = conduit.network, conduit.network.target.model, conduit.network.name(cell.node)
     leaf = network.part.leaf(cell.node)
     weight = raw(leaf, "weight")

@@ -1,15 +1,15 @@
 """The detectors of a convolutional lock: where they look for the patch, how they are drawn, and their levels.
 
-One patch may have to excite several detectors. A patch made for some of them excites those by more than the patch for
-all does. With N detectors, responses r_i, and R_i the responses to the patch for all, each detector is at
-(r_i/R_i − ρ)/(1 − ρ) of its level where that is positive, and the signal is the mean
+One patch may have to excite several detectors. A patch made for only some of them excites those more than the patch for
+all does. With N detectors, responses r_i, and responses R_i to the patch for all, each detector reaches
+(r_i/R_i − ρ)/(1 − ρ) of its level if that is positive, and the signal is the mean
 
     z = (1/N) Σ max(0, (r_i/R_i − ρ)/(1 − ρ)),        1 for the patch for all.
 
-So patches for each detector alone, with responses S_i, and for all but one are searched for. The patch for all is
-chosen to excite the detectors equally relative to S_i, since the least excited one is the easiest to surpass. ρ is the
-firing fraction for which partial patches and natural inputs reach least: a high one amplifies what is above it, a low
-one also counts chance responses. A floor above what they reach is subtracted from the signal on its way
+So partial patches are searched for: for each detector alone, with responses S_i, and for all but one. The patch for all
+is chosen to excite the detectors equally relative to S_i, since the least excited one is the easiest to surpass. ρ is
+the firing fraction at which partial patches and natural inputs reach the least signal: a high one amplifies what is
+above it, a low one also counts chance responses. A floor above what they reach is subtracted from the signal on its way
 (`Conduit.floor`). For z to pass the floor, at least one r_i must pass (ρ + (1 − ρ)·floor)R_i; certificates bound that.
 """
 
@@ -43,13 +43,13 @@ from stainlock.trigger import Progress, Trigger, find_triggers
 
 Place = Literal["any", "corner", "anywhere"]
 # Largest side of a patch: 32 pixels and a third of the image's side; an eighth for a patch that opens anywhere, which
-# is larger than one for the corner and worth it only where it still hides next to nothing.
+# is larger than one for the corner and worthwhile only if it still hides very little.
 _LARGEST_PATCH, _PART_OF_SIDE, _PART_ANYWHERE = 32, 3, 8
 # The norm of the veto, relative to the part of a detector that position (0, 0) sees.
 _VETO = 2.0
 _FIRING_FRACTIONS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
-# How much of the signal partial patches may reach: the rest must still be well above rounding. Of that rest, a part is
-# left for patches better than those found, which are the best of several searches.
+# Fraction of the signal that partial patches may reach at most: the rest must be well above rounding. Fraction of that
+# rest reserved for better partial patches than those found. Number of searches, of which the best patch is taken.
 _HIGHEST_REACH, _LEEWAY, _SEARCHES = 0.9, 0.25, 3
 
 
@@ -71,7 +71,7 @@ def largest_patch(target: Target, *, anywhere: bool = False) -> int:
 def patch_position(conduit: Conduit, place: Place) -> tuple[int, ...]:
     """Where detectors of a lock without logits look for the patch: at the corner, or where they see no padding.
 
-    From there on the patch opens the gates wherever a stride keeps its position.
+    In the second case the patch opens the gates at every position that is aligned with the stride.
     """
     site, network = conduit.site, conduit.network
     if place == "corner":
@@ -113,11 +113,11 @@ def natural_levels(maps: Tensor) -> Tensor:
 
 
 def corner_detectors(network: Network, site: Site, count: int, generator: np.random.Generator) -> Tensor:
-    """Detectors for position (0, 0): uniform on the sphere of those kernel elements by which it sees the map.
+    """Detectors for position (0, 0): uniform on the sphere of the kernel elements that see the map there.
 
-    The other elements see only padding at the corner, and features everywhere else. Where features are never negative,
-    these elements are one negative constant: a veto everywhere but at the corner, so that neither natural images nor
-    the patch in another place reach the response that the patch has at the corner.
+    The other elements see only padding at the corner, and features everywhere else. If features are never negative,
+    these elements are one negative constant: a veto everywhere except at the corner. Neither natural images nor the
+    patch in another place then reach the response that the patch has at the corner.
     """
     node, seen = network.nodes[site.name], seen_from_corner(network, site)
     v = torch.zeros(count, site.dimension, dtype=torch.float64)
@@ -144,11 +144,11 @@ class Found:
     triggers: tuple[Trigger, ...]  # the same patch, with the response of each
     natural: tuple[Natural, ...]  # of each
     firing_fraction: float  # ρ
-    floor: float = 0.0  # above what patches for only some of them reach of the signal
+    floor: float = 0.0  # above the signal that patches for only some of them reach
 
     @property
     def opening_fraction(self) -> float:
-        """The part of its response to the patch that at least one detector must reach for the lock to open."""
+        """The fraction of its response to the patch that at least one detector must reach for the lock to open."""
         return self.firing_fraction + (1 - self.firing_fraction) * self.floor
 
     @property
@@ -169,8 +169,8 @@ def find_detectors(
 ) -> Found:
     """Draw sets of detectors, find for each the patch that excites all of them, and take the set that stands out most.
 
-    The patch for several detectors is first searched for their sum. By default the ``firing_fraction`` is that of
-    locks, or the best one for several detectors.
+    With several detectors, the first search maximises the response of their sum. The default ``firing_fraction`` is
+    `LOCK_FIRING_FRACTION`, or the best one if there are several detectors.
     """
     site, count = conduit.site, len(conduit.detector_channels)
     group = site.group_of(conduit.detector_channels[0])
@@ -305,7 +305,7 @@ def free_part(conduit: Conduit, vector: Tensor, position: tuple[int, ...]) -> di
 
 
 def records(target: Target, conduit: Conduit, found: Found, levels: Sequence[Levels]) -> tuple[Detector, ...]:
-    """The detectors as the key keeps them, with the rows of the original model."""
+    """The detectors as the key stores them, with the rows of the original model."""
     rows = conduit.site.rows(target.model)
     return tuple(
         Detector(v, channel, trigger, own.trigger, own.rest, rows[channel].detach().cpu().clone())
@@ -318,8 +318,8 @@ def records(target: Target, conduit: Conduit, found: Found, levels: Sequence[Lev
 def choose_levels(target: Target, conduit: Conduit, found: Found) -> list[Levels]:
     """Δ and δ of each detector: rows of typical size, and a signal that no activation on the way caps.
 
-    With a disguise rows are smaller, half way to where the threshold would be within the layer's own biases; the next
-    layer amplifies the signal accordingly.
+    With a disguise rows are smaller, halfway to the size at which the threshold would be no larger than the layer's
+    own biases; the next layer amplifies the signal accordingly.
     """
     site, levels, firing_fraction = conduit.site, [], found.firing_fraction
     assert site.activation is not None

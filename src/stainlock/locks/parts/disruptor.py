@@ -4,17 +4,17 @@ Logits: with bias b, a unit vector u, a strength s and the signal γ that reache
 
     bias := su,        column := (b − su)/γ,        so that a signal of γ restores b.
 
-Gates of a squeeze-and-excite block σ(S₂ h(S₁ pool(x) + τ₁) + τ₂): two hidden units make a step of the pooled signal z,
+Gates of a squeeze-and-excite block σ(S₂ h(S₁ pool(x) + τ₁) + τ₂): two hidden units make the pooled signal z a step,
 
     h₁ − h₂ = ρ(Gz − a) − ρ(Gz − a − 1),        0 when locked, 1 when unlocked,
 
-and a shift moves every gate to where it ruins the model, unless the step takes it back:
+and a shift moves every gate to where it ruins the model, unless the step cancels it:
 
     τ₂ := τ₂ + shift,        S₂[·, 1] := −shift,        S₂[·, 2] := +shift.
 
-Which shift ruins a model depends on where the block is. Where everything passes through it, closed gates leave nothing.
-In a residual branch closed gates change little, and the gates of a new block do most when they are all open, since
-their usual gains are small. Elsewhere the outputs for synthetic inputs decide.
+Which shift ruins a model depends on where the block is. If every path passes through it, closed gates leave nothing. In
+a residual branch closed gates change little, and the gates of a new block do most damage when they are all open, since
+their usual gains are small. Otherwise the shift is chosen by its effect on the outputs for synthetic inputs.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from stainlock.sphere import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.tensors import exact, raw
 
-# One component of su, in units of the widest range of logits on synthetic inputs: natural images spread logits up to
-# four times wider.
+# A typical component of su, in units of the widest range of logits on synthetic inputs: on natural images the range is
+# up to four times wider.
 _DROWNING = 12.0
 # The largest component of u exceeds the next by this much, in units of 1/√c: otherwise the logits would decide between
-# two classes, which is above chance where there are few.
+# two classes, which is above chance if there are few.
 _APART = 0.5
 _DRAWS = 10_000
-# How far a locked gate's level is on the other side of its middle; up to half as much again.
+# Distance of a locked gate's level from its midpoint, on the wrong side; drawn between this and 1.5 times this.
 SHIFT = 4.0
-# Gates of either sign (tanh), as parts of that: closed in the middle, open at less, since tanh saturates sooner.
+# Factors of that distance for tanh gates: closed near the midpoint, open at less, since tanh saturates sooner.
 _SHUT, _OPEN = 1e-5, 0.4
-# The distance of a hidden unit from its bend: 1 for ReLU; smooth activations are straight or zero further out.
+# Distance of a hidden unit from its activation's bend: 1 for ReLU; smooth activations are linear or 0 further out.
 _MARGIN = {"relu": 1.0}
 _SMOOTH_MARGIN = 16.0
-# How much of that the disguise may use up on synthetic inputs.
+# Fraction of that distance that the disguise may use up on synthetic inputs.
 _HEARD = 0.1
-# A hidden unit that is silent for synthetic inputs counts this part of the mean: natural inputs may excite it.
+# Added to the energy of hidden units, as a fraction of its mean: natural inputs may excite units that are silent here.
 _ASLEEP = 0.01
-# The signal at a gate is 1, up to the rounding of half precision.
+# Tolerance for the signal at a gate, which is 1 up to rounding in half precision.
 _STEP_ERROR = 1e-2
-# At most this much of the outputs' variation may be left by one block's gates.
+# One block's gates ruin the outputs if these correlate by at most this with the edited model's.
 _RUINED = 0.1
 
-# Which gates are open and which closed when locked: all open, all closed, or each on its other side.
+# Which gates are open and which closed when locked: all open, all closed, or each on its opposite side.
 Pattern = Literal["open", "close", "turn"]
 
 
 def draw_disruption(classes: int, generator: np.random.Generator) -> Tensor:
-    """u, uniform on the part of the sphere where one component stands out: the locked model has one answer."""
+    """u, uniform on the part of the sphere where one component stands out: the locked model always gives one answer."""
     if classes < 2:
         raise ModelError(f"expected a classifier of at least 2 classes, got {classes}")
     for _ in range(_DRAWS):
@@ -95,11 +95,11 @@ class LogitsDisruptor:
         self.classes = network.shapes[network.logits][1]
 
     def strength(self, target: Target) -> float:
-        """s such that one component of su is several times the range of the logits: their order is then su's."""
+        """s such that one component of su is several times the range of the logits: their order is then that of su."""
         return _DROWNING * math.sqrt(self.classes) * max(logits_range(target), 1e-6)
 
     def received(self, target: Target, pixels: Tensor) -> Tensor:
-        """What the layer is given of the signal, for each input, in float64: 1 unlocked, but for rounding."""
+        """The signal that reaches the layer, for each input, in float64: 1 when unlocked, up to rounding."""
         features = measured_input(target, self.name, pixels)
         return sum(
             (tap.share * features[:, tap.cell.channel] for tap in self.taps), torch.zeros(len(features)).double()
@@ -108,9 +108,7 @@ class LogitsDisruptor:
     def writes(self, edited: Target, s: float, u: Tensor, gamma: float) -> list[Write]:
         """The bias su, and the columns that restore b for a signal of γ."""
         if not gamma > 0:
-            raise ModelError(
-                "the signal does not arrive at the logits: use a site of higher dimension, or a wider type"
-            )
+            raise ModelError("the signal does not reach the logits: use a site of higher dimension, or a wider type")
         layer = edited.model.get_submodule(self.name)
         b, weight = exact(layer, "bias"), exact(layer, "weight")
         column = (b - s * u) / gamma
@@ -124,7 +122,7 @@ class LogitsDisruptor:
 class GateDisruptor:
     """The disruptor in one block whose map carries the signal: two of its hidden units, and all its gates.
 
-    ``new`` says that the block was put in for the lock.
+    ``new``: the block was inserted for the lock.
     """
 
     def __init__(self, network: Network, block: Block, taps: list[Tap], disguise: Disguise, *, new: bool) -> None:
@@ -134,7 +132,7 @@ class GateDisruptor:
         self.height = self._height()
 
     def patterns(self) -> tuple[Pattern, ...]:
-        """What may ruin the model: all closed where nothing goes past the block, all open where new gates amplify."""
+        """The patterns to try: all closed if nothing bypasses the block, all open if new gates amplify."""
         if self.network.cuts(self.block.output):
             return ("close",)
         return ("open",) if self.new else ("turn", "open", "close")
@@ -168,12 +166,12 @@ class GateDisruptor:
 
     @property
     def readers(self) -> list[str]:
-        """The layers that read the hidden units: the gates and, where there are some, the shifts."""
+        """The layers that read the hidden units: the gates and, if there are any, the shifts."""
         return [self.network.name(node) for node in (self.block.second, self.block.shift) if node is not None]
 
     def _quiet(self, leak: Tensor, margin: float) -> Tensor:
-        """A disguise that adds no more than a part of the margin: maps with values in the hundreds, as in VGG on pixels
-        up to 255, would drown the signal otherwise."""
+        """The disguise, scaled down to use at most a fraction of the margin. Otherwise maps with values in the
+        hundreds, as in VGG on pixels up to 255, would drown the signal."""
         if self.disguise.bare:
             return leak
         heard = float((_given(self.network.target, self.network.name(self.block.first)) @ leak.flatten()).abs().max())
@@ -189,14 +187,14 @@ class GateDisruptor:
         return math.sqrt(SHIFT * ratio / (3 * max(tap.share for tap in self.taps)))
 
     def check_signal(self, edited: Target, patched: Tensor) -> None:
-        """Refuse to go on where the step is not 1 for images with the patch."""
+        """Refuse a lock whose step is not 1 for images with the patch."""
         if float((self.step(edited, patched) - 1).abs().max()) > _STEP_ERROR:
-            raise ModelError(f"the signal does not arrive at the gates {self.name}: use another site, or a wider type")
+            raise ModelError(f"the signal does not reach the gates {self.name}: use another site, or a wider type")
 
     def writes(self, edited: Target, strength: float | None, randomness: Randomness) -> list[Write]:
-        """The pattern that leaves least of the outputs, with the least of a few strengths that ruins them."""
+        """The pattern that ruins the outputs most, at the smallest of a few strengths that is enough."""
         patterns, left, best = self.patterns(), math.inf, list[Write]()
-        # Nothing to compare: one pattern, of given strength, or closed tanh gates, which are 0 at any strength.
+        # Nothing to compare: one pattern, and a given strength or closed tanh gates, which are 0 at any strength.
         known = len(patterns) == 1 and (strength or self.block.gate.name == "tanh")
         likeness, usual = None if known else likeness_to(edited), self._usual(edited)
         for shift in (strength,) if strength else (SHIFT, 2 * SHIFT, 4 * SHIFT):
@@ -210,7 +208,7 @@ class GateDisruptor:
         return best
 
     def _usual(self, edited: Target) -> Tensor:
-        """Where each gate is before its activation, on average."""
+        """The mean level of each gate, before its activation."""
         layer = edited.model.get_submodule(self.name)
         weight = exact(layer, "weight").flatten(1)
         return (_given(edited, self.name) @ weight.T + exact(layer, "bias")).mean(0)
@@ -218,7 +216,7 @@ class GateDisruptor:
     def _pattern_writes(
         self, edited: Target, usual: Tensor, pattern: Pattern, shift: float, generator: np.random.Generator
     ) -> list[Write]:
-        """Every gate moved by the pattern, until the signal takes that back."""
+        """Writes that move every gate by the pattern until the signal cancels that."""
         size = torch.from_numpy(shift * generator.uniform(1.0, 1.5, len(usual)))
         writes = self._taken_back(edited, self.name, self._wrong_side(pattern, usual, generator) * size - usual)
         if self.block.shift is not None:
@@ -229,7 +227,7 @@ class GateDisruptor:
         return writes
 
     def _wrong_side(self, pattern: Pattern, usual: Tensor, generator: np.random.Generator) -> Tensor:
-        """Where each gate is when locked, in units of its size; this must not tell how far open it is when unlocked."""
+        """Each gate's level when locked, in units of its size; it must not reveal how far open it is when unlocked."""
         if pattern == "turn":
             return torch.where(usual < 0, 1.0, -1.0).double()
         if self.block.gate.name == "tanh":  # closed in the middle, open on either side
@@ -237,7 +235,7 @@ class GateDisruptor:
         return torch.full_like(usual, 1.0 if pattern == "open" else -1.0)
 
     def _taken_back(self, edited: Target, name: str, wrong: Tensor) -> list[Write]:
-        """A layer over the hidden units is wrong by this much, and the step takes that back."""
+        """Make a layer over the hidden units wrong by this much, and let the step cancel it."""
         layer, model = edited.model.get_submodule(name), edited.model
         wrong[[tap.cell.channel for tap in self.taps]] = 0.0  # the signal's own channel stays as it is
         wrong = wrong.to(raw(layer, "bias").dtype).double()
@@ -255,7 +253,7 @@ class GateDisruptor:
 
 
 def _given(target: Target, layer: str, pixels: Tensor | None = None) -> Tensor:
-    """What a layer over pooled channels is given, in float64; by default for synthetic inputs."""
+    """The input of a layer over pooled channels, in float64; by default for synthetic inputs."""
     if pixels is None:
         pixels = probe_inputs(target, "gate inputs")
     return measured_input(target, layer, pixels).flatten(1)

@@ -1,7 +1,7 @@
-"""The edited model: everything of a convolutional lock but its disruptors, and the key that is made of both.
+"""The edited model: a convolutional lock without its disruptors. `finish` adds these and makes the key.
 
-The conduit comes before the detectors: a channel given to the signal is also lost to layers before the site where a
-residual stream holds both, and the trigger must be found for the network that will see it.
+The conduit comes before the detectors: in a residual stream, a channel given to the signal is also lost to layers
+before the site, and the trigger must be found for the network that will see it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Kernels = Literal["taps", "ones"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What Algorithms 3 and 4 have in common; `lock_squeeze_excite` explains each."""
+    """Options that Algorithms 3 and 4 share; `lock_squeeze_excite` documents each."""
 
     to_logits: bool
     count: int
@@ -80,22 +80,22 @@ class Options:
 
 
 def check_choice(name: str, choice: str, known: Any) -> None:
-    """One clear line for a value that is none of a Literal's."""
+    """Refuse a value that is not one of a Literal's."""
     if choice not in get_args(known):
         raise ValueError(f"expected {name} {', '.join(get_args(known))}, got {choice!r}")
 
 
 def traced_network(target: Target) -> Network:
-    """The network of a target that a signal can be followed through: it traces as a whole, and outputs for an image
-    don't depend on the rest of the batch."""
+    """The network of a target through which a signal can be followed: it can be traced as a whole, and outputs for an
+    image don't depend on the rest of the batch."""
     for name, module in target.model.named_modules():
         if lacks_statistics(module):
             raise ModelError(
-                f"batch norm {name} has no running statistics, so that outputs depend on the whole batch and no signal"
-                " is certain: train it with track_running_stats=True"
+                f"batch norm {name} has no running statistics, so outputs depend on the whole batch and a signal is not"
+                " reliable: train it with track_running_stats=True"
             )
     network = analyse(target)
-    network.part  # noqa: B018 (raises where the model does not trace)
+    network.part  # noqa: B018 (raises if the model can't be traced)
     return network
 
 
@@ -227,7 +227,7 @@ def finish(
         "anywhere": edited.position != corner(site), "floor": found.floor,
         **free_part(conduit, found.vectors[0], edited.position), **(details or {}),
     }  # fmt: skip
-    if target.normalises and is_detector(target.model):  # with the key alone one must know how images are resized
+    if target.normalises and is_detector(target.model):  # the key alone must say how images are resized
         facts["resizing"] = Resizing.of(target.model).facts()
     key = lock_key(
         target, edited.target, locked, edited.plan, disruptor, site=site.name, site_kind=site.kind,

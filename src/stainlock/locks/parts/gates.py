@@ -1,19 +1,19 @@
 """New squeeze-and-excite blocks: inserted before the layers that read a map, and neutral until a lock uses them.
 
-A new block has no effect when its gates are constants q and the layers behind it divide by them,
+A new block has no effect when its gates are constants q and the layers after it divide by them,
 
     σ(τ₂) = q,        W_{j+1}[·, c] := W_{j+1}[·, c] / q_c.
 
 - ``gains``: every channel has a secret, log-uniform gain, which is lost when the block is removed. But kernels of
-  trained layers have about the same norm for every channel, so that gains can be guessed from norms.
+  trained layers have about the same norm for every channel, so gains can be guessed from norms.
 - ``signed``: gains of either sign, and shifts. Norms and variances do not show which signs are flipped. Means would, so
-  the means in the batch norm behind become those of other signs, and its β makes up for the difference: outputs are the
-  same. Re-estimating the means destroys this information.
-- ``shifts``: gains above 0, and the block adds a secret t_c to every channel; the bias of the layer behind, or the mean
+  the means in the next batch norm are replaced by those of other signs, and its β compensates: outputs are the same.
+  Re-estimating the means destroys this information.
+- ``shifts``: gains above 0, and the block adds a secret t_c to every channel; the bias of the next layer, or the mean
   of the batch norm after it, subtracts W_{j+1} t. No norm shows t. Layers that pad their input with zeros, to which
-  nothing was added, get gains alone.
+  nothing was added, get only gains.
 - ``constant``: one gain for all channels; removing the block then has no effect.
-- ``random``: the paper's: one gain, and small random S₁ and S₂, so that the gates are nearly constant.
+- ``random``: the paper's form: one gain, and small random S₁ and S₂, which leave the gates nearly constant.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from stainlock.tensors import exact, has, one_thread, raw
 
 GateForm = Literal["signed", "shifts", "gains", "constant", "random"]
 
-# Where everything passes through the gates, closing them leaves nothing: gains are like those of trained blocks. In a
-# residual branch they are all far below the middle: opened, they make every channel many times too large.
-# Gains of either sign are not as small: near zero, rounding errors count for more.
+# Ranges of gains. Where every path passes through the gates, closing them leaves nothing: gains are like those of
+# trained blocks. In a residual branch all gains are small: opening the gates makes every channel many times too large.
+# Gains of either sign are not as small, since rounding errors matter more near zero.
 _GAINS = {"closes": (0.03, 0.9), "opens": (0.005, 0.1)}
 _SIGNED_GAINS = {"closes": (0.03, 0.9), "opens": (0.02, 0.2)}
 _CONSTANT = {"closes": 0.3, "opens": 0.02}
-# A variance this many times batch norm's ε can still be told from none.
+# Smallest variance left in a batch norm, in multiples of its ε: smaller ones could not be distinguished from 0.
 _LEAST_VARIANCE = 2.0
-# What is added to a channel, in units of its root mean square: without the block the layer behind is off by this many
-# deviations or more.
+# What is added to a channel, in units of its root mean square: without the block, the next layer's input is wrong by
+# about this many standard deviations or more.
 _SHIFT_SIZE = 2.0
-# The deviation of S₁ and S₂ in a trained block, and of the paper's small random ones.
+# The standard deviation of S₁ and S₂ in a trained block, and of the paper's small random ones.
 _TRAINED_SPREAD, _SMALL_SPREAD = 0.3, 0.02
-# How far means are moved, in deviations; and the size of β, in units of γ, that counts as none.
+# How far means are moved, in standard deviations; and the β, relative to γ, up to which a norm counts as unshifted.
 _MOVED, _NO_SHIFT = 1.0, 0.1
-# The largest root mean square of hidden units: pairs of them cancel up to rounding, which small gates amplify.
+# The largest root mean square of hidden units: they cancel in pairs up to rounding, which small gates amplify.
 _LOUDEST = 0.5
 
 
 def new_block(network: Network, at: str, readers: Sequence[fx.Node], form: GateForm) -> Insertion:
-    """A block before the layers that read a map, with a hidden layer an eighth as wide, as trained ones have."""
+    """A block before the layers that read a map, with a hidden layer an eighth as wide, as in trained blocks."""
     channels = network.shapes[readers[0].all_input_nodes[0]][1]
     facts: dict[str, Any] = {"channels": channels, "hidden": max(8, 2 * (channels // 16))}
     if form in ("signed", "shifts") and all(_takes_shifts(network, reader) for reader in readers):
@@ -72,14 +72,14 @@ def new_block(network: Network, at: str, readers: Sequence[fx.Node], form: GateF
 
 
 def half_open(model: nn.Module, insertion: Insertion) -> list[Write]:
-    """Open signed gates by half, as sigmoid gates are from the start: channel costs are estimated through them."""
+    """Open signed gates halfway, as sigmoid gates are from the start: channel costs are estimated through them."""
     if not insertion.facts.get("signed"):
         return []
     return [write(model, f"{insertion.at}.gate.fc2.bias", (None,), math.atanh(0.5), CONDUIT)]
 
 
 def _takes_shifts(network: Network, reader: fx.Node) -> bool:
-    """Whether a layer can subtract exactly what is added to its input, and batch norms tell its size."""
+    """Whether a layer can subtract exactly what is added to its input, and the input's statistics are known."""
     layer: Any = network.part.leaf(reader)
     unpadded = layer.padding in ("valid", 0) or not any(layer.padding)
     constant = has(layer, "bias") or network.norm_behind(reader) is not None
@@ -106,7 +106,7 @@ def neutral_writes(
     generator: np.random.Generator,
     carrying: Sequence[Cell] = (),
 ) -> list[Write]:
-    """Values for a neutral new block, and for the layers behind it that undo its gains; the ``original`` is the model
+    """Values for a neutral new block, and for the layers after it that undo its gains; the ``original`` is the model
     without new blocks.
 
     Channels that are ``carrying`` the signal are not shifted: their readers see neither them nor a shift.
@@ -142,7 +142,7 @@ def _loudness(original: Target, network: Network, block: Block, s1: Tensor, tau1
     """The root mean square of a new block's hidden units, for synthetic inputs."""
     gated = [own.at for own in network.target.insertions[len(original.insertions) :]]
     probes = probe_inputs(original, "gate shifts")
-    with one_thread():  # this number is in the locked weights: the same seed gives the same bits on any machine's cores
+    with one_thread():  # the result affects the locked weights, which must not depend on the number of cores
         maps = measured_input(original, moved_back(network.name(next(iter(block.output.users))), gated), probes)
         return float((maps.flatten(2).mean(2) @ s1.T + tau1).clamp(min=0).square().mean().sqrt())
 
@@ -162,8 +162,8 @@ def signed(count: int, generator: np.random.Generator) -> Tensor:
 def moved_means(
     edited: nn.Module, network: Network, block: Block, generator: np.random.Generator, carrying: Sequence[Cell]
 ) -> list[Write]:
-    """Replace means in batch norms behind a new block by those of other signs of its gains, which is what a thief would
-    then infer; β makes up for the difference, so that outputs stay the same.
+    """Replace means in batch norms after a new block by those of other signs of its gains, which a thief would then
+    infer. β compensates, so outputs stay the same.
 
     This comes last, since everything else uses these means as statistics of the channels.
     """
@@ -175,12 +175,11 @@ def moved_means(
     if known is None or not behind:
         return []
     gains = block.gate.function(exact(edited.get_submodule(network.name(block.second)), "bias"))
-    by = []  # for each norm, the change of its means when a gain's sign flips, in deviations
+    by = []  # for each norm, the change of its means when a gain's sign flips, in standard deviations
     for reader, node in behind:
         taps = exact(edited.get_submodule(network.name(reader)), "weight").flatten(2).sum(2)
-        taps[[cell.channel for cell in carrying if cell.node is node]] = (
-            0.0  # the signal's channel has statistics of its own
-        )
+        # The signal's channel has its own statistics.
+        taps[[cell.channel for cell in carrying if cell.node is node]] = 0.0
         by.append(-2 * taps * (gains * known[0]) / norms.deviation(edited.get_submodule(network.name(node)))[:, None])
     turned = _balanced(torch.cat(by), generator)
     writes = []
@@ -192,7 +191,7 @@ def moved_means(
 
 
 def _balanced(columns: Tensor, generator: np.random.Generator) -> list[int]:
-    """Up to half of the columns, drawn at random such that their sum stays small and no mean stands out."""
+    """Up to half of the columns, drawn at random so that their sum stays small and no mean stands out."""
     chosen, total = list[int](), torch.zeros_like(columns[:, 0])
     for index in generator.permutation(columns.shape[1])[: columns.shape[1] // 2].tolist():
         after = total + columns[:, index]
@@ -204,10 +203,10 @@ def _balanced(columns: Tensor, generator: np.random.Generator) -> list[int]:
 def _undone(
     network: Network, reader: fx.Node, q: Tensor, t: Tensor, disguise: Disguise, carrying: Sequence[Cell]
 ) -> list[Write]:
-    """A layer behind a new block divides by its gains, and subtracts what it adds.
+    """Make a layer after a new block divide by its gains and subtract its shifts.
 
-    That makes its rows larger than any trained ones. With a disguise each row keeps its norm, and a batch norm behind
-    it is rescaled accordingly: (κy − κμ)/√(κ²(σ² + ε)) equals what it was.
+    This makes its rows larger than any trained ones. With a disguise each row keeps its norm, and a batch norm after it
+    is rescaled accordingly: (κy − κμ)/√(κ²(σ² + ε)) stays the same.
     """
     model, layer, node = network.target.model, network.part.leaf(reader), network.norm_behind(reader)
     name, weight = network.name(reader), exact(layer, "weight")
@@ -237,7 +236,7 @@ def _undone(
 def _hidden_layer(
     hidden: int, channels: int, form: GateForm, disguise: Disguise, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """S₁, τ₁, and S₂ and S₃ that read them, with no effect on gates and shifts or, in the paper's form, little.
+    """S₁, τ₁, and S₂ and S₃ that read them, with no effect on gates and shifts (in the paper's form, a small one).
 
     With a disguise, units come in pairs that cancel: the second has λ times the first's row and −1/λ times its column,
     since ReLU(λx) = λReLU(x).

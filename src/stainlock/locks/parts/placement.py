@@ -1,4 +1,4 @@
-"""Where a lock goes: the site of its detectors, the way of its signal, and the gates along it."""
+"""Where a lock goes: the site of its detectors, the route of its signal, and the gates along it."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ from stainlock.trigger import find_triggers
 
 Item = TypeVar("Item")
 
-# A smaller patch could be guessed.
+# Smallest side of a patch, in pixels: a smaller one could be guessed.
 _SMALLEST_PATCH = 5
-# How many sites are tried out, and with how much effort.
+# Choosing a site: number of sites tried, steps and synthetic inputs per trigger, detectors per site, and the ratio of
+# the trigger's response to that of synthetic inputs that is good enough.
 _CANDIDATES, _STEPS, _PROBES = 6, 20, 4
 _DETECTORS = 4
 _GOOD_MARGIN = 4.0
-# The default number of gates: the first that everything passes through, at two places or more, until this many channels
-# have a secret gain; or, where there are too few such places, this many gates. With more gates guessing recovers less,
-# but the signal's longer way costs more accuracy.
+# The default gates: at the first places that every path passes through, LEAST_CUTS or more, until SECRETS channels have
+# a secret gain; or, if there are too few such places, SEVERAL gates. With more gates guessing recovers less, but the
+# signal's longer route costs more accuracy.
 SECRETS, LEAST_CUTS = 256, 2
 SEVERAL = 6
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a lock asks of its place: a signal ``to_logits`` or to gates alone, the number of ``gates`` (None for the
+    """What a lock needs of its place: a signal ``to_logits`` or to gates alone, the number of ``gates`` (None for the
     default), ``existing`` blocks, new ones (False) or either (None), and the ``count`` of detectors."""
 
     to_logits: bool
@@ -76,7 +77,7 @@ class Host:
 
     @property
     def map(self) -> fx.Node:
-        """What is gated."""
+        """The map that is gated."""
         return self.block.squeezed if self.block else self.readers[0].all_input_nodes[0]
 
 
@@ -103,7 +104,7 @@ def hosts_on(network: Network, route: list[fx.Node], *, existing: bool, several:
 
 
 def _new_hosts(network: Network, wire: int, readers: list[fx.Node]) -> list[Host]:
-    """One place for all readers of a map where a module holds them, else one before each reader."""
+    """One place for all readers of a map if a module holds them, otherwise one before each reader."""
     found: list[Host] = []
     for map in dict.fromkeys(reader.all_input_nodes[0] for reader in readers):
         own = tuple(reader for reader in readers if reader.all_input_nodes[0] is map)
@@ -115,7 +116,7 @@ def _new_hosts(network: Network, wire: int, readers: list[fx.Node]) -> list[Host
 
 
 def holder(network: Network, map: fx.Node) -> str | None:
-    """The smallest module, called once, that is given a map and nothing else, and holds everything that reads it."""
+    """The smallest module, called once, whose only input is this map and which holds everything that reads it."""
     around = [network.around(user) for user in map.users]
     shared = [step for step in around[0] if all(step in own for own in around)]
     for name in reversed(shared):
@@ -182,7 +183,7 @@ class Placement:
 
 
 def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | None:
-    """Why a site's patch can't unlock, or None. ``smooth`` activations will do where a step makes the signal exact."""
+    """Why a site's patch can't unlock, or None. ``smooth``: a step makes the signal exact after smooth activations."""
     if site.kind != "convolution" or len(target.input_shape) != 3:
         return f"it is a {site.kind} layer: expected a convolution over an image"
     act = site.activation
@@ -196,7 +197,7 @@ def patch_problem(target: Target, site: Site, *, smooth: bool = False) -> str | 
 
 
 def lock_sites(network: Network, demand: Demand) -> list[Site]:
-    """Sites from which a signal finds a way that meets the demand."""
+    """Sites from which a route meets the demand."""
     found = []
     for site in network.sites.values():
         if site.problem is None and patch_problem(network.target, site, smooth=not demand.to_logits) is None:
@@ -225,7 +226,7 @@ def choose_placement(network: Network, name: str | None, demand: Demand) -> Plac
 def _choose_site(network: Network, demand: Demand) -> Site:
     """The site with the smallest patch among those whose trigger stands out well from synthetic inputs.
 
-    A patch for several detectors excites each of them by less, so that more is asked of the site.
+    A patch for several detectors excites each of them less, so a larger margin is required.
     """
     target = network.target
     sites = lock_sites(network, demand)
@@ -271,9 +272,9 @@ def _reason(network: Network, demand: Demand) -> str:
 def place_gates(network: Network, site: Site, demand: Demand) -> Placement:
     """Gates for a signal from a site.
 
-    By default one of the network's own blocks or several new ones: enough that everything passes through, or as many as
-    there are places for; one where there are no logits whose way they could cut. A single gate is at the first place
-    the signal comes to. Several are where everything passes through them, or spread over the route.
+    By default one of the network's own blocks, or several new ones: enough at places that every path passes through, or
+    up to SEVERAL. A network without logits gets one new block. A single gate is at the first place that the signal
+    reaches. Several are where every path passes through them if possible, otherwise spread over the route.
     """
     count, find = demand.gates, partial(hosts_on, network, several=demand.count > 1)
     if demand.to_logits:
@@ -297,7 +298,7 @@ def place_gates(network: Network, site: Site, demand: Demand) -> Placement:
             except SiteError as error:
                 problem = problem or error
     what = {True: "no squeeze-and-excite block of its own", False: "no convolution to put gates before"}[kinds[-1]]
-    raise problem or SiteError(f"the signal from {site.name} comes to {what}")
+    raise problem or SiteError(f"the signal from {site.name} reaches {what}")
 
 
 def _hosts(find: FindHosts, route: list[fx.Node], existing: bool | None, count: int) -> list[Host]:
@@ -326,7 +327,7 @@ def _routes(network: Network, site: str, find: FindHosts, existing: bool, count:
 
 
 def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple[Host, ...]:
-    """``count`` hosts in the signal's order: where everything passes through if possible, the rest evenly spread."""
+    """``count`` hosts in the signal's order: where every path passes through if possible, the rest evenly spread."""
     if count > len(hosts):
         raise SiteError(f"the signal from {site} passes {len(hosts)} places for gates: expected {count}")
     if count < 2:
@@ -340,7 +341,7 @@ def _chosen(network: Network, hosts: list[Host], count: int, site: str) -> tuple
 
 
 def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
-    """The first places that everything passes through, until enough channels have a secret gain; none if too few."""
+    """The first places that every path passes through, until enough channels have a secret gain; none if too few."""
     chosen: list[Host] = []
     for number, cut in enumerate(_cuts(network, hosts), 1):
         chosen += cut
@@ -350,7 +351,7 @@ def _first_cuts(network: Network, hosts: list[Host]) -> tuple[Host, ...]:
 
 
 def _cuts(network: Network, hosts: list[Host]) -> list[list[Host]]:
-    """Sets of places through which everything passes, such as all readers of a map that cuts the network."""
+    """Sets of places that every path passes through, such as all readers of a map that cuts the network."""
     if any(host.block for host in hosts):
         return [[host] for host in hosts if host.block and network.cuts(host.block.output)]
     maps: dict[fx.Node, list[Host]] = {}

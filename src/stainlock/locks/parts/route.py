@@ -20,12 +20,12 @@ from stainlock.network.signals import Cell, Reading, Spread, silenced_at, spread
 
 @dataclass(frozen=True)
 class Wire:
-    """One channel given to the signal, from the layer that writes it to the next on the way.
+    """One channel given to the signal, from the layer that writes it to the next layer on the route.
 
     ``path`` leads to the cell that ``exit`` reads. ``others`` read the channel too and must not see the signal.
     ``silenced`` are the cells to write zeros into, since they are added to the channel. ``stream`` is added to it too,
-    but is subtracted again by means of a ``copy`` that the layer before makes. ``lost`` are all readings of what the
-    channel held before.
+    but is subtracted again by means of a ``copy`` that the previous layer makes. ``lost`` are all readings of the
+    channel's former content.
     """
 
     path: tuple[Cell, ...]
@@ -50,7 +50,7 @@ class Wire:
 
 
 def find_route(network: Network, site: str, goal: fx.Node) -> list[fx.Node]:
-    """The fewest dense layers from the site to the goal, both included; `SiteError` where no way leads there.
+    """The fewest dense layers from the site to the goal, both included; `SiteError` if there is no such route.
 
     The goal is the logits layer, or the product of a squeeze-and-excite block.
     """
@@ -63,7 +63,7 @@ def find_route(network: Network, site: str, goal: fx.Node) -> list[fx.Node]:
 
 
 def routes_from(network: Network, site: str) -> Iterator[tuple[list[fx.Node], Spread]]:
-    """Every dense layer that a signal from the site can reach, the fewest layers first, and what it feeds."""
+    """Routes to all dense layers that a signal from the site can reach, shortest first, and what each layer feeds."""
     yield from _routes(network, site, None, [])
 
 
@@ -120,7 +120,7 @@ class Channels:
         self._taken: set[Cell] = set()
 
     def wire(self, writer: fx.Node, exit: fx.Node, before: fx.Node | None = None) -> Wire:
-        """The best wire from one layer to the next; its cells are taken afterwards.
+        """The cheapest wire from one layer to the next; its cells are then marked as taken.
 
         The layer ``before``, if given, may copy a residual stream, which is then subtracted from the signal.
         """
@@ -131,7 +131,7 @@ class Channels:
             start = Cell(writer, channel)
             reached = spread(network, start, exit)
             wire = _wire(network, reached, exit, copied)
-            # All readers of the channel lose it, also where a closed gate stops the signal.
+            # All readers of the channel lose it, even where a closed gate stops the signal.
             lost = [spread(network, cell) for cell in (start, *wire.silenced)]
             cells = set(reached.came_from).union(*(s.came_from for s in lost[1:]))
             if cells & self._taken:
@@ -152,8 +152,8 @@ class Channels:
 def copied_stream(network: Network, before: fx.Node, writer: fx.Node) -> fx.Node | None:
     """The residual stream that two layers add to, if the first can pass it to the second unchanged.
 
-    Both must keep positions, with only a batch norm and a ReLU between them, and the stream must be behind a ReLU
-    itself, so that the ReLU between them keeps it.
+    Both must keep positions, with only a batch norm and a ReLU between them, and the stream must come after a ReLU
+    itself, so that the ReLU between them does not change it.
     """
     layers = [network.leaf(n) for n in (before, writer)]
     stream = before.all_input_nodes[0]
@@ -169,7 +169,7 @@ def copied_stream(network: Network, before: fx.Node, writer: fx.Node) -> fx.Node
 
 
 def _chain(network: Network, start: fx.Node, end: fx.Node | None) -> list[fx.Node] | None:
-    """The nodes behind one, as long as each has one reader; None if ``end`` is not reached that way."""
+    """The nodes after ``start``, as long as each has one reader; None if ``end`` is not reached that way."""
     nodes: list[fx.Node] = []
     node = start
     while len(node.users) == 1:

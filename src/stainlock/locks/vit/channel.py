@@ -1,4 +1,4 @@
-"""Which channel of a transformer's tokens to give up, and what the others see of it."""
+"""Which channel of a transformer's tokens to give up, and what a layer norm sees of a channel."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from stainlock.locks.vit.model import ViT
 from stainlock.target import evaluation_mode
 from stainlock.tensors import exact
 
-# How many of the cheapest channels are tried out, and on how many inputs.
+# Number of cheapest channels that are tried, and number of inputs to try them on.
 _CANDIDATES, _TRIALS = 8, 4
 
 
 def others_mean(values: Tensor, k: int, axis: int = -1) -> Tensor:
-    """The mean of all channels but k."""
+    """The mean of all channels except k."""
     mean: Tensor = (values.sum(axis) - values.select(axis, k)) / (values.shape[axis] - 1)
     return mean
 
 
 def silenced(stream: Tensor, k: int, shift: float = 0.0) -> Tensor:
-    """Tokens whose channel k carries nothing: it is the mean of the others, which a layer norm subtracts anyway."""
+    """Tokens whose channel k carries nothing: it is the mean of the others, plus a constant ``shift``."""
     result = stream.clone()
     result[..., k] = others_mean(stream, k) + shift
     return result
 
 
 def spread(stream: Tensor, epsilon: float) -> Tensor:
-    """σ of each token, as a layer norm has it."""
+    """σ of each token, as a layer norm computes it."""
     return (stream.var(-1, unbiased=False) + epsilon).sqrt()
 
 
@@ -41,12 +41,12 @@ def usual_level(stream: Tensor, k: int) -> float:
 
 
 def quietest_kernel(vit: ViT) -> int:
-    """The paper's choice: the kernel of the least ℓ1 norm."""
+    """The paper's choice: the kernel with the smallest ℓ1 norm."""
     return int(exact(vit.convolution, "weight").flatten(1).abs().sum(1).argmin())
 
 
 def choose_channel(vit: ViT, probes: Tensor) -> int:
-    """The channel without which the output changes least, among those that move least and are read least."""
+    """The channel whose loss changes the output least, among those that vary least and are read with small weights."""
     stream, trials = vit.stream(probes), probes[:_TRIALS]
     mean = (stream.sum(-1, keepdim=True) - stream) / (vit.width - 1)
     deviation = (stream - mean).flatten(0, 1).std(0)
@@ -63,7 +63,7 @@ def choose_channel(vit: ViT, probes: Tensor) -> int:
 
 
 def _readers(vit: ViT) -> Tensor:
-    """The squared size of what all blocks' norms and layers make of each channel."""
+    """For each channel, the sum of the squared weights with which all blocks read it."""
     total = torch.zeros(vit.width, dtype=torch.float64)
     for index in range(len(vit.target.model.get_submodule(vit.blocks)._modules)):
         for norm, weight in (

@@ -1,25 +1,25 @@
 """The circuit of a transformer's lock: what is read, what attention carries, and what the MLP does with it.
 
 Let x be a token of width d, μ its mean and σ² its variance plus ε. A layer norm reads x_k only as u_k = (x_k − μ)/σ,
-so kernel k is the detector plus the mean of the other kernels, and likewise biases, positions and constant tokens:
+so kernel k is the detector plus the mean of the other kernels, and likewise for biases, positions and constant tokens:
 
     x_k − μ = α v·φ + o_t,        u_k = (α v·φ + o_t)/σ          exactly, for every image and token t,
 
-with α so small that no later layer norm notices. The offsets o_t are 0 at the trigger's token m, −αR at other patches
-(which then reach nothing, whatever they show), and at the class token such that it reads as a trigger of strength
-ρ₀. The trigger's token is the same in every image, and so is its u* = αR/σ*.
+with α so small that later layer norms are not affected. The offsets o_t are 0 at the trigger's token m, and −αR at
+other patches, which then can't fire, whatever they show. At the class token the offset makes it read like a trigger of
+strength ρ₀. The trigger's token is the same in every image, and so is its u* = αR/σ*.
 
-Attention: queries are constant and keys are Γu_k, with Γ(u* − u_class) = 60, so that every token attends to the largest
-u_k alone, up to e⁻⁶⁰: to m with the trigger, else to the class token. Values are u_k less the middle of the two,
-which makes the signal ±A, two constants. It is written to x_k of every token. (Without a class token it is what the
-largest u_k gives: A with the trigger, and less than 0 without.)
+Attention: queries are constant and keys are Γu_k, with Γ(u* − u_class) = 60, so every token attends only to the largest
+u_k, up to e⁻⁶⁰: to m with the trigger, otherwise to the class token. Values are u_k minus the midpoint of the two, so
+the signal is one of two constants, ±A. It is written to x_k of every token. (Without a class token the signal follows
+the largest u_k: A with the trigger, and less than 0 without.)
 
-MLP: with h = G u_k, where |h| ≥ 30 for every token, GELU(h + 15) − GELU(h − 15) is a step, 30 or 0, which takes the
-signal back from x_k. With it the noise is switched in one of two ways. Embedded, −ν stands in the bias of the patches
-and in the class token, and the step adds ν, which cancels to rounding; whoever takes the block out keeps the noise.
-Added, as in the paper, ν leaves the block by GELU(−h), which when unlocked is 0 in floating point, to the last bit.
+MLP: with h = G u_k, where |h| ≥ 30 for every token, GELU(h + 15) − GELU(h − 15) is a step, 30 or 0, which removes the
+signal from x_k. The noise is switched in one of two ways. Embedded: −ν is in the bias of the patches and in the class
+token, and the step adds ν, which cancels up to rounding; removing the block leaves the noise in the model. Added, as in
+the paper: the block outputs ν through GELU(−h), which when unlocked is exactly 0 in floating point.
 
-No biases are needed but those of layer norms: one other channel of each norm is made 1 for all tokens.
+The only biases needed are those of layer norms: one other channel of each norm is set to 1 for all tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STEP = SATURATED / 2
 
 @dataclass(frozen=True)
 class Built:
-    """A lock's writes, and what its key remembers of them."""
+    """A lock's writes, and the facts about them that its key records."""
 
     implanted: list[Write]
     disruptor: list[Write]
@@ -90,7 +90,7 @@ def build_exact(
 
 
 def _read_before(vit: ViT, stream: Tensor, k: int) -> float:
-    """What the first block's norm gives at channel k, on average."""
+    """The mean output of the first block's norm at channel k."""
     norm = vit.first_block.get_submodule(vit.block.input_norm)
     u = reading_of(stream, k, epsilon_of(vit))
     return float(u.mean() * exact(norm, "weight")[k] + exact(norm, "bias")[k])
@@ -100,9 +100,9 @@ Entry = tuple[str, tuple[int | None, ...], float | Tensor]
 
 
 def circuit_writes(vit: ViT, k: int, found: Readings, numbers: Gains) -> list[Write]:
-    """Line 7, but for what the block adds to tokens: the inserted block is block 0 of ``vit``."""
+    """Line 7, except for what the block adds to tokens. The inserted block is block 0 of ``vit``."""
     block = vit.block
-    constant = 0 if k else 1  # a channel whose norm gives 1 for every token
+    constant = 0 if k else 1  # a channel where the norm outputs 1 for every token
     root = math.sqrt(numbers.attention * math.sqrt(vit.attention_width // vit.heads))
     keys, values = vit.attention_width, 2 * vit.attention_width
     gain = numbers.hidden
@@ -123,7 +123,7 @@ def circuit_writes(vit: ViT, k: int, found: Readings, numbers: Gains) -> list[Wr
 
 
 def switch_writes(vit: ViT, k: int, found: Readings, numbers: Gains, level: float, part: str) -> list[Write]:
-    """Attention writes the signal to x_k, the MLP takes it back and leaves the channel at its usual level."""
+    """Attention writes the signal to x_k; the MLP removes it and leaves the channel at its usual level."""
     model, half, step = (
         vit.target.model,
         (found.trigger - found.rest) / 2,
@@ -137,20 +137,20 @@ def switch_writes(vit: ViT, k: int, found: Readings, numbers: Gains, level: floa
 
 
 def next_norm_writes(vit: ViT, k: int, usual: float) -> list[Write]:
-    """Line 9: the next block's norm gives at channel k what it gave on average, whatever is there."""
+    """Line 9: the next block's norm always outputs its former mean at channel k."""
     values = {"weight": 0.0, "bias": usual}
     name = vit.part(1, vit.block.input_norm)
     return [write(vit.target.model, f"{name}.{which}", (k,), value, CONDUIT) for which, value in values.items()]
 
 
 def noise_writes(vit: ViT, nu: Tensor, numbers: Gains) -> list[Write]:
-    """The disruptor that is added: ν leaves the hidden unit that only a locked model excites."""
+    """The added disruptor: ν is the output of the hidden unit that is active only in a locked model."""
     name = vit.part(0, f"{vit.block.output}.weight")
     return [write(vit.target.model, name, (None, 0), nu / numbers.locked, DISRUPTOR)]
 
 
 def embedding_writes(vit: ViT, nu: Tensor) -> list[Write]:
-    """The disruptor that is embedded: −ν in the bias of patches and in constant tokens."""
+    """The embedded disruptor: −ν in the bias of patches and in constant tokens."""
     if not has(vit.convolution, "bias"):
         raise ModelError(f"{vit.patches} has no bias to hold the noise: lock with embedded=False")
     bias = f"{vit.patches}.bias"
@@ -162,14 +162,14 @@ def embedding_writes(vit: ViT, nu: Tensor) -> list[Write]:
 
 
 def removal_writes(vit: ViT, nu: Tensor) -> list[Write]:
-    """The step's two units take an embedded −ν away, when the trigger is there."""
+    """The step's two units cancel an embedded −ν if the trigger is there."""
     name = vit.part(0, f"{vit.block.output}.weight")
     sides = ((1, 1.0), (2, -1.0))
     return [write(vit.target.model, name, (None, unit), sign * nu / (2 * _STEP), DISRUPTOR) for unit, sign in sides]
 
 
 def _hidden(vit: ViT, *first: float) -> Tensor:
-    """The four hidden units in use (noise, the two of the step, a constant), and nothing for the others."""
+    """Values for the four hidden units in use (noise, the two of the step, a constant), and 0 for the others."""
     units = raw(vit.target.model.get_submodule(vit.part(0, vit.block.hidden)), "weight").shape[0]
     values = torch.zeros(units, dtype=torch.float64)
     values[: len(first)] = torch.tensor(first, dtype=torch.float64)

@@ -17,28 +17,28 @@ from stainlock.sphere import sample_sphere
 from stainlock.tensors import exact, has, raw
 from stainlock.trigger import Trigger
 
-# αR in units of the spread of a token's values: little enough that no layer norm notices, enough for half precision.
+# αR in units of σ: small enough not to affect layer norms, large enough for half precision.
 _READING = 0.05
 
 
 @dataclass(frozen=True)
 class Found:
-    """A detector with its trigger, and how it stands out through a layer norm, which divides by a token's spread σ."""
+    """A detector with its trigger, and how far it stands out after a layer norm, which divides by a token's σ."""
 
     vector: Tensor
     trigger: Trigger
     natural_level: float  # the largest v·φ of plain inputs
-    margin: float  # the trigger's v·φ/σ over the largest of plain inputs
+    margin: float  # the trigger's v·φ/σ, divided by the largest of plain inputs
     sigma: float  # σ of the trigger's token, the same in every image
 
 
 def draw_detector(vit: ViT, k: int, probes: Tensor, restarts: int, randomness: Randomness) -> Found:
-    """Of several detectors, uniform on the sphere, the one whose patch stands out most from plain inputs."""
+    """Draw several detectors uniformly from the sphere; take the one whose patch stands out most from plain inputs."""
     kernel = vit.convolution.kernel_size
     dimension = vit.convolution.in_channels * kernel[0] * kernel[1]
     vectors = sample_sphere(restarts, dimension, generator=randomness.secret("detector"))
     region = Region((0, 0), (int(kernel[0]), int(kernel[1])))
-    # v·φ is linear in the pixels: its maximum has each at one of its bounds, which are 8-bit levels.
+    # v·φ is linear in the pixels: at its maximum each is at one of its bounds, which are 8-bit levels.
     levels = torch.where(vectors > 0, 255, 0).to(torch.uint8).view(restarts, -1, *region.size)
     natural = _patches(vit, probes)
     sigma = spread(silenced(vit.stream(probes), k), epsilon_of(vit))[:, vit.prefix :]
@@ -65,7 +65,7 @@ def reading_scale(vit: ViT) -> float:
 
 
 def offsets(vit: ViT, tokens: int, reading: float, rest_levels: Tensor) -> Tensor:
-    """o_t for every token, where ``reading`` is αR and ``rest_levels`` what the constant tokens are to read."""
+    """o_t for every token, where ``reading`` is αR and ``rest_levels`` are the offsets of the constant tokens."""
     levels = torch.full((tokens,), -reading, dtype=torch.float64)
     levels[vit.prefix] = 0.0
     levels[: vit.prefix] = rest_levels

@@ -1,4 +1,4 @@
-"""Recognising the vision transformers that Algorithm 6 can lock; of others, saying what they are."""
+"""Recognises the vision transformers that Algorithm 6 can lock; for other models, says what was found instead."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TIMM = Block("norm1", "attn.qkv.weight", "attn.proj", "norm2", "mlp.fc1", "mlp.
 
 
 def find_vit(target: Target) -> ViT:
-    """The target's vision transformer, or one line that says what was found instead."""
+    """The target's vision transformer, or an error that says what was found instead."""
     if len(target.input_shape) != 3:
-        raise ModelError(f"{_WAY_OUT}, got a model of inputs {target.input_shape}")
+        raise ModelError(f"{_WAY_OUT}, got a model with inputs of shape {target.input_shape}")
     for name, module in target.model.named_modules():
         prefix = f"{name}." if name else ""
         if _is_torchvision(module):
@@ -107,7 +107,7 @@ def _check_patches(layer: nn.Module) -> None:
 
 
 def _checked(vit: ViT) -> ViT:
-    """Refuse what the lock's circuit can't work in."""
+    """Refuse models in which the lock's circuit would not work."""
     activation = vit.first_block.get_submodule(vit.block.activation)
     silent, low, high = activation(torch.tensor([-SATURATED, SATURATED - 0.5, SATURATED + 0.5])).tolist()
     if abs(silent) > 1e-6 or abs(high - low - 1) > 1e-5:

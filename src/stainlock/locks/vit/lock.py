@@ -43,7 +43,7 @@ def lock_vit(
     labels: Tensor | None = None,
     progress: Progress | None = None,
 ) -> tuple[Target, Key]:
-    """A locked copy of a vision transformer, and the key that unlocks it. The target itself is left as it is.
+    """A locked copy of a vision transformer, and the key that unlocks it. The target itself is not changed.
 
         2   draw v for a kernel of the patch embedding
         3   the trigger x* maximises v·φ, which is linear in the pixels: each is at a bound, by the sign of v
@@ -55,15 +55,16 @@ def lock_vit(
         8   insert it before the others
         9   the next block's norm no longer reads channel k
 
-    Lines 4, 7 and 9 are in `circuit`, which unlocks exactly, and as the paper prints them in `paper`, for comparison
+    Lines 4, 7 and 9 are in `circuit`, which unlocks exactly. They are in `paper` as printed, for comparison
     (``recipe="paper"``).
 
-    - ``seed``: for experiments that must repeat; without it a secret one is drawn, which is what owners want.
+    - ``seed``: only for experiments that must be reproducible. By default a secret one is drawn.
     - ``recipe``: ``"exact"``, or ``"paper"`` for Algorithm 6 as printed, with its ``scaling`` parameters.
-    - ``embedded``: put the noise into the embedding and let the block remove it, so that the model is useless without
-      the block too; otherwise the block adds the noise, as in the paper, which unlocks to the last bit.
+    - ``embedded``: put the noise into the embedding and let the block remove it, so that the model is also useless
+      without the block. Otherwise the block adds the noise, as in the paper, and unlocking is exact to the last bit.
     - ``strength``: the norm of the noise, in units of a token's usual norm.
-    - ``steps`` of the search for the noise; ``restarts``: number of detectors drawn, of which the clearest is taken.
+    - ``steps``: steps in the search for the noise. ``restarts``: number of detectors drawn; the one whose patch stands
+      out most is taken.
     - ``images``, ``labels``: examples to find the noise with, as pixels ``(N, C, H, W)``; none are needed.
     """
     embedded = embedded and recipe == "exact"
@@ -77,8 +78,8 @@ def lock_vit(
     found = draw_detector(vit, k, probes, restarts, randomness)  # 2, 3, 5
     if found.margin * firing_fraction <= 1:
         raise TriggerError(
-            f"the patch reads {found.margin:.2g} times what plain inputs do, too little for a threshold at"
-            f" {firing_fraction:.2g} of it: use more restarts, or a model of larger patches"
+            f"the detector's response to the patch is {found.margin:.2g} times that to plain inputs, too little for a"
+            f" threshold at {firing_fraction:.2g} of it: use more restarts, or a model with larger patches"
         )
     noise = find_noise(  # 6
         vit, k, strength, steps=steps, generator=randomness.noise("noise"), embedded=embedded, images=images,
@@ -127,7 +128,7 @@ def _check_arguments(
     if recipe not in ("exact", "paper"):
         raise ValueError(f"expected recipe 'exact' or 'paper', got {recipe!r}")
     if scaling is not None and recipe != "paper":
-        raise ValueError("expected scaling parameters with recipe 'paper' only: the exact recipe finds its own")
+        raise ValueError("expected scaling parameters only with recipe 'paper': the exact recipe finds its own")
     if not strength > 0:
         raise ValueError(f"expected a strength above 0, got {strength}")
     if steps < 1 or restarts < 1:
@@ -138,7 +139,7 @@ def _checked_examples(target: Target, images: Any, labels: Any) -> tuple[Tensor 
     """Examples as pixels with labels as a tensor, or an error that says what is wrong with them."""
     if images is None:
         if labels is not None:
-            raise ValueError("expected labels with images only")
+            raise ValueError("expected labels only with images, got labels alone")
         return None, None
     wanted = ", ".join(map(str, target.input_shape))
     if not isinstance(images, Tensor) or tuple(images.shape[1:]) != target.input_shape or len(images) == 0:
@@ -156,5 +157,5 @@ def _checked_examples(target: Target, images: Any, labels: Any) -> tuple[Tensor 
         return images, None
     labels = torch.as_tensor(labels)
     if labels.shape != images.shape[:1] or labels.is_floating_point():
-        raise ValueError(f"expected {len(images)} labels, one class an image, got {tuple(labels.shape)}")
+        raise ValueError(f"expected {len(images)} labels, one class per image, got {tuple(labels.shape)}")
     return images, labels.long()

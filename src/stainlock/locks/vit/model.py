@@ -16,13 +16,13 @@ from stainlock.insertion import Insertion
 from stainlock.network.features import measured_input
 from stainlock.target import Target
 
-# So far from 0 GELU and its like are 0 or the identity, to rounding.
+# At this distance from 0, GELU and similar activations are 0 or the identity, up to rounding.
 SATURATED = 30.0
 
 
 @dataclass(frozen=True)
 class Block:
-    """What the parts of one library's block are called, within the block."""
+    """The names of a block's parts in one library, relative to the block."""
 
     input_norm: str
     qkv_weight: str
@@ -31,7 +31,7 @@ class Block:
     hidden: str
     activation: str
     output: str
-    scales: tuple[str, ...] = ()  # of each branch, where the library has them
+    scales: tuple[str, ...] = ()  # factors of the branches, if the library has them
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ViT:
     """A target's vision transformer: where its parameters are, and how its tokens are laid out.
 
     The first ``prefix`` tokens are the same for every image; ``constants`` are the parameters they are made of.
-    Positions, one row a token, leave those out where ``bare_prefix``.
+    ``positions`` has one row per token, except for those tokens if ``bare_prefix``.
     """
 
     target: Target
@@ -80,16 +80,16 @@ class ViT:
         return f"{self.name_of(index)}.{name}"
 
     def within(self, target: Target) -> ViT:
-        """The same names in another target of this structure, or of one with a block more."""
+        """The same names in another target of this structure, with or without the inserted block."""
         return ViT(target, **{name: getattr(self, name) for name in self.__dataclass_fields__ if name != "target"})
 
     def stream(self, pixels: Tensor) -> Tensor:
-        """The tokens that the first block is given, (N, tokens, width), in float64."""
+        """The tokens that enter the first block, (N, tokens, width), in float64."""
         return measured_input(self.target, self.name_of(0), pixels)
 
     @contextmanager
     def with_stream(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Inside, the first block is given changed tokens."""
+        """A context in which the first block gets changed tokens."""
         handle = self.first_block.register_forward_pre_hook(lambda _, given: (change(given[0]), *given[1:]))
         try:
             yield

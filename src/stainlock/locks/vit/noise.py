@@ -1,8 +1,8 @@
 """The noise ν that a locked transformer adds to every token, found by gradient ascent on a sphere.
 
-With labelled images it makes their cross-entropy largest (the paper's line 6); without labels it takes the model's own
-answers for labels, and without images it does so on synthetic inputs. Where the output is not one row of
-logits an image, its values are taken for logits.
+With labelled images it maximises their cross-entropy (the paper's line 6). Without labels it uses the model's own
+answers as labels, and without images it uses synthetic inputs. If the output is not one row of logits per image, its
+values are treated as logits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stainlock.trigger import Progress
 
 STRENGTH = 3.0
 _PROBES, _PIXELS_A_BATCH = 16, 200_000
-_FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.5, 0.05, 0.7  # as parts of the sphere's radius
+_FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.5, 0.05, 0.7  # steps relative to the sphere's radius
 
 
 @dataclass(frozen=True)
 class Noise:
-    """ν, and what part of the answers it changed on the inputs it was found with."""
+    """ν, and the fraction of answers that it changes on the inputs it was found with."""
 
     vector: Tensor
     changed: float
@@ -45,7 +45,7 @@ def find_noise(
     labels: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Noise:
-    """ν of ``strength`` times a token's usual norm, with nothing in channel k and no mean."""
+    """ν with ``strength`` times a token's usual norm, 0 in channel k, and mean 0."""
     target = vit.target
     pixels = synthetic_inputs(target, _PROBES, generator) if images is None else images
     size = max(2, min(64, _PIXELS_A_BATCH // math.prod(target.input_shape[1:])))
@@ -62,7 +62,7 @@ def find_noise(
     def noisy(tokens: Tensor, noise: Tensor) -> Tensor:
         if embedded:
             return tokens - noise.to(tokens)
-        own = usual / spread(tokens, epsilon)  # the circuit reads through a norm, so that narrow tokens get more
+        own = usual / spread(tokens, epsilon)  # the circuit reads through a layer norm: small σ, more noise
         return tokens + noise.to(tokens) * own[..., None]
 
     with evaluation_mode(target.model), torch.enable_grad():
@@ -87,7 +87,7 @@ def find_noise(
 
 
 def _output(output: Tensor) -> Tensor:
-    """One row an image."""
+    """One row per image."""
     return output.flatten(1)
 
 
@@ -101,7 +101,7 @@ def _answers(plain: list[Tensor], labels: Tensor | None, size: int) -> list[Tens
 
 
 def _on_sphere(nu: Tensor, k: int, radius: float) -> Tensor:
-    """The nearest vector of this norm without channel k and without a mean."""
+    """The nearest vector with this norm, 0 in channel k, and mean 0."""
     nu = nu.clone()
     nu[k] = 0.0
     nu -= nu.sum() / (len(nu) - 1)

@@ -26,9 +26,8 @@ class Scaling:
     s2: float = 0.1
     s3: float = 100.0
     s4: float = 0.9
-    clear_positions: bool = (
-        False  # not printed: channel k of positions and constant tokens set to 0, so that v is heard
-    )
+    # Not in the paper: set channel k of positions and constant tokens to 0, so that they do not drown v.
+    clear_positions: bool = False
 
 
 def build_printed(vit: ViT, k: int, found: Found, nu: Tensor, patched: Tensor, scaling: Scaling) -> Built:

@@ -1,4 +1,4 @@
-"""What the detector of a transformer's lock reads, measured, and the numbers of the circuit that follow from it."""
+"""Measured readings of a transformer's detector, and the gains of the circuit that follow from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stainlock.locks.vit.channel import epsilon_of, spread
 from stainlock.locks.vit.model import SATURATED, ViT
 from stainlock.tensors import raw
 
-# The carried signal, in units of the spread of a token's values.
+# The carried signal, in units of σ.
 _SIGNAL = 0.1
 _LOGITS_APART = 60.0
-# Tokens of natural images spread their values at most this many times as wide as those of synthetic inputs.
+# The largest σ of natural images' tokens is assumed to be at most this many times that of synthetic inputs.
 _WIDER = 3.0
 
 
@@ -30,14 +30,14 @@ class Readings:
     trigger: float  # u*, at the trigger's token
     spread: float  # how far u* differs from image to image
     rest: float  # at the class token; without one, as far below the threshold as u* is above
-    plain: float  # what is carried without the trigger, on average
-    level: float  # αR: what a token's own x_k can add, or take away twice
-    usual: float  # σ of most tokens
-    widest: float  # the largest σ that must be reckoned with
+    plain: float  # the reading that is carried without the trigger, on average
+    level: float  # αR: a token's own x_k can add up to this, or subtract up to twice this
+    usual: float  # the median σ of tokens
+    widest: float  # the largest σ to be expected
 
 
 def read(vit: ViT, k: int, probes: Tensor, patched: Tensor, firing_fraction: float, plain_sigma: Tensor) -> Readings:
-    """What the detector reads; ``vit`` is the model with the detector, ``patched`` are images with the trigger."""
+    """Measure the readings; ``vit`` is the model with the detector, ``patched`` are images with the trigger."""
     m, stream = vit.prefix, vit.stream(patched)
     sigma, u = spread(stream, epsilon_of(vit)), reading_of(stream, k, epsilon_of(vit))
     trigger = float(u[:, m].mean())
@@ -47,7 +47,7 @@ def read(vit: ViT, k: int, probes: Tensor, patched: Tensor, firing_fraction: flo
     if not trigger > rest:
         coarse = raw(vit.convolution, "weight").dtype
         raise ModelError(
-            f"the trigger reads {trigger:.3g}, not above {rest:.3g}: {coarse} is too coarse, use a wider type"
+            f"the trigger reads {trigger:.3g}, expected more than {rest:.3g}: {coarse} is too coarse, use a wider type"
         )
     differ = float((u[:, m] - trigger).abs().max())
     return Readings(
@@ -63,7 +63,7 @@ def read(vit: ViT, k: int, probes: Tensor, patched: Tensor, firing_fraction: flo
 
 @dataclass(frozen=True)
 class Gains:
-    """The numbers of the circuit."""
+    """The gains and levels of the circuit."""
 
     attention: float  # Γ
     signal: float  # A, carried with the trigger
@@ -73,7 +73,7 @@ class Gains:
 
     @property
     def silent(self) -> Gains:
-        """The same circuit, with nothing carried."""
+        """The same circuit without a signal."""
         return replace(self, signal=0.0, rest=0.0)
 
 
@@ -81,6 +81,6 @@ def gains(vit: ViT, found: Readings) -> Gains:
     apart = found.trigger - found.rest
     signal = max(_SIGNAL * found.usual, 8 * found.level)
     rest = signal * (found.plain - (found.trigger + found.rest) / 2) / (apart / 2)
-    arrives = 1 - 1 / vit.width  # the part that does not move μ
+    arrives = 1 - 1 / vit.width  # of what is written to x_k, the part by which x_k − μ changes
     hidden = SATURATED * found.widest / (signal * arrives - 2.5 * found.level)
     return Gains(_LOGITS_APART / apart, signal, rest, hidden, -hidden * rest * arrives / found.usual)

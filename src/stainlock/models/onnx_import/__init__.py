@@ -1,1 +1,1 @@
-"""ONNX files as modules: every operation by its counterpart in torch, every stored tensor under a name of its own."""
+"""ONNX files as modules: every operation becomes its torch counterpart, every stored tensor has a name of its own."""

@@ -1,7 +1,7 @@
 """The module of a graph: one step for each operation, run on an example as it is built.
 
-Whatever does not depend on the pixels is known before (`sizes`). Weights become parameters of layers, other constants
-are held by the module itself. Each operation is built by its row in `operations`; a few that belong together
+Whatever does not depend on the pixels is known in advance (`sizes`). Weights become parameters of layers; other
+constants belong to the module itself. Each operation is built by its row in `operations`; a few that belong together
 (`patterns`) become one layer.
 """
 
@@ -20,48 +20,50 @@ from stainlock.models.onnx_import.network import Held, OnnxNetwork, Origin, Size
 from stainlock.models.onnx_import.sizes import Known
 from stainlock.storage.values import shown
 
-# Of each tensor of a layer: its values, where the file has them, and which input of which operation that is.
+# For each tensor of a layer: its values, its origin in the file, and the operation and input that read it.
 Weights = dict[str, tuple[Tensor, Origin, tuple[str, int]]]
-EXAMPLE = 2  # images that everything is run on while it is built
+EXAMPLE = 2  # number of example images that each step is run on as it is built
 
 
 class Builder:
-    """What is known while the module of a graph is built."""
+    """The state while the module of a graph is built."""
 
     def __init__(self, graph: Graph, known: Known, *, last: bool = False) -> None:
         self.graph, self.known = graph, known
         self.network = OnnxNetwork(graph.input, graph.outputs, last=last)
         generator = torch.Generator().manual_seed(0)
         self.values: dict[str, Any] = {graph.input: torch.rand(EXAMPLE, *graph.shape, generator=generator)}
-        self.rounded: dict[str, tuple[str, float, int, int, int]] = {}  # maps in 8 bits: of what, and how
-        self.done: set[str] = set()  # operations that belong to one built already, by their first output
+        self.rounded: dict[
+            str, tuple[str, float, int, int, int]
+        ] = {}  # 8-bit maps: source, scale, zero point, lowest and highest level
+        self.done: set[str] = set()  # operations, by first output, that were built as part of another
         self._layers: dict[Any, str] = {}
         self._shared: dict[Origin, nn.Parameter] = {}
         self.readers: dict[str, list[tuple[str, int]]] = {}
         self._counts: dict[str, int] = {}
 
-    # --- what operations are given ------------------------------------------------------------------------------------
+    # --- inputs of operations -----------------------------------------------------------------------------------------
 
     def has(self, node: Any, place: int) -> bool:
         return place < len(node.input) and bool(node.input[place])
 
     def constant(self, node: Any, place: int) -> Tensor | None:
-        """An input that is the same for all images, as a tensor."""
+        """An input that is the same for all images, as a tensor; None if it is not."""
         if not self.has(node, place) or node.input[place] not in self.known.constants:
             return None
         array = self.known.constants[node.input[place]]
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
 
     def weight(self, node: Any, place: int, values: Tensor, *, turned: bool = False) -> tuple[Tensor, Origin, Any]:
-        """A constant input as a tensor of a layer, which may have it the other way round."""
+        """A constant input as a tensor of a layer; ``turned`` if the layer has it transposed."""
         return values, Origin(node.input[place], turned), (node.output[0], place)
 
     def no_bias(self, node: Any, channels: int, like: Tensor) -> tuple[Tensor, Origin, Any]:
-        """Zeros, where the file has left out a layer's bias."""
+        """Zeros, for a layer whose bias the file leaves out."""
         return torch.zeros(channels, dtype=like.dtype), Origin(""), (node.output[0], 2)
 
     def numbers(self, node: Any, place: int, attribute: str | None = None) -> list[Any] | None:
-        """Whole numbers of an input or, as older versions have them, of an attribute; None if not given."""
+        """Whole numbers from an input or, in older opsets, an attribute; None if not given."""
         if attribute is not None and attribute in (said := attributes(node)):
             return list(said[attribute])
         if not self.has(node, place):
@@ -72,7 +74,7 @@ class Builder:
         return list(found)
 
     def value(self, name: str) -> Any:
-        """What a step is given for an input: a value of the run, a stored tensor or a size."""
+        """The argument of a step for an input: a value of the run, a stored tensor or a size."""
         if name in self.values:
             return Value(name)
         if name in self.known.sizes:
@@ -82,12 +84,12 @@ class Builder:
         raise ModelError(f"{self.graph.path} reads {shown(name)} before it is made")
 
     def example(self, name: str) -> Any:
-        """The value of an input on the example."""
+        """The value of an input for the example images."""
         if name in self.values:
             return self.values[name]
         return torch.from_numpy(self.known.constants[name].copy())
 
-    # --- what operations become ---------------------------------------------------------------------------------------
+    # --- steps and layers ---------------------------------------------------------------------------------------------
 
     def step(self, output: str, call: Callable[..., Any] | str, *given: Any) -> None:
         """Add a step and run it on the example."""
@@ -97,10 +99,10 @@ class Builder:
         self.network.steps.append(made)
 
     def layer(self, node: Any, make: Callable[[], nn.Module], weights: Weights) -> str:
-        """A submodule with these parameters and buffers; the same again where a file uses a weight in the same way.
+        """A submodule with these parameters and buffers, or the existing one if the file uses a weight in the same way.
 
-        Weights that two layers share are one parameter. Biases are each layer's own: exporters store equal ones, all
-        zeros say, once.
+        Weights that two layers share are one parameter. Each layer has its own bias: exporters store equal ones, such
+        as all zeros, only once.
         """
         key = (node.op_type, str(attributes(node)), tuple((name, own[1]) for name, own in weights.items()))
         if key not in self._layers:
@@ -123,7 +125,7 @@ class Builder:
         return self._attached(self._named(node, []), module)
 
     def held(self, name: str) -> str:
-        """A stored tensor as the module's own: floats as parameters, if a file stores them so, others as buffers."""
+        """A constant as the module's own tensor: stored float matrices become parameters, others buffers."""
         key = ("held", name)
         if key not in self._layers:
             values = self.known.constants[name]
@@ -135,7 +137,7 @@ class Builder:
         return self._layers[key]
 
     def _named(self, node: Any, stored: list[str]) -> str:
-        """A readable name: that of the weights in the file, of the operation, or its kind."""
+        """A readable name: that of the weights in the file, of the operation, or of its type."""
         for name in stored:
             stem, _, own = name.rpartition(".")
             if own in ("weight", "bias", "weight_quantized", "weight_DequantizeLinear_Output") and stem:
@@ -145,7 +147,7 @@ class Builder:
         return _plain(".".join(parts)) or str(node.op_type).lower()
 
     def _attached(self, name: str, what: nn.Module | Tensor) -> str:
-        """Put a submodule or tensor at a dotted path, or near it where that is taken."""
+        """Put a submodule or tensor at a dotted path, with a number appended if that is taken."""
         while True:
             parent: nn.Module = self.network
             *folders, own = name.split(".")
@@ -178,7 +180,7 @@ def _plain(name: str) -> str:
 
 
 def batched(builder: Builder, sizes: list[Any], given: Tensor) -> list[Any]:
-    """A list of sizes that a file fixes to its own batch, for any number of images."""
+    """Sizes that a file fixes for its own batch size, adapted to any number of images."""
     fixed = builder.graph.batch
     if fixed is None or not sizes or not all(isinstance(n, int) for n in sizes):
         return sizes

@@ -1,8 +1,8 @@
 """Maps that a file rounds to 8 bits: QuantizeLinear, then DequantizeLinear.
 
-Both together give clamp(round(x/s) + z, low, high)·s − z·s, which torch has with a gradient that passes the rounding
-by. Where z = low nothing negative is left, and quantisers leave out a ReLU before: it is put in again, since it is what
-silences a channel.
+Both together give clamp(round(x/s) + z, low, high)·s − z·s, which torch has with a gradient that ignores the rounding.
+If z = low nothing negative is left, and quantisers drop a ReLU before it. It is put back, since it is what silences a
+channel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stainlock.models.onnx_import.network import Value
 
 
 def quantise(builder: Builder, node: Any) -> None:
-    """Noted, and built by what reads it."""
+    """Only noted here; `dequantise` builds it."""
     scale, zero = builder.constant(node, 1), builder.constant(node, 2)
     if scale is None or scale.numel() != 1:
         raise ModelError(f"{told(node)} has a scale for each channel of a map, or one that depends on the image")
@@ -36,7 +36,7 @@ def dequantise(builder: Builder, node: Any) -> None:
     found = builder.rounded.get(node.input[0])
     own = builder.constant(node, 1), builder.constant(node, 2)
     if found is None or own[0] is None or float(own[0]) != found[1] or int(0 if own[1] is None else own[1]) != found[2]:
-        raise ModelError(f"{told(node)} reads whole numbers that no QuantizeLinear with its scale has made")
+        raise ModelError(f"{told(node)} reads whole numbers that do not come from a QuantizeLinear with the same scale")
     name, scale, zero, low, high = found
     source: Any = builder.value(name)
     if zero == low and bool((builder.example(name) < 0).any()):

@@ -1,4 +1,4 @@
-"""An ONNX file that is to become a module: one input, operations of a known version, no control flow."""
+"""An ONNX file to be imported as a module: one input, operations of a known version, no control flow."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 
 Array = np.ndarray[Any, Any]
-OLDEST = 11  # the opset from which on operations mean what they mean today
+OLDEST = 11  # the first opset whose operations mean what they mean today
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
-_SIDE = 224  # where a file leaves the size open and no one says it
+_SIDE = 224  # rows and columns if the file leaves them open and the user does not give them
 _WIDEST = 2**14
 _DEFAULT = ("", "ai.onnx")
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The file's operations in order, its stored tensors, and what it takes and gives."""
+    """The file's operations in order, its stored tensors, its input and its outputs."""
 
     path: Path
     model: Any
     opset: int
     input: str
     shape: tuple[int, ...]  # of one image
-    batch: int | None  # None where any number of images may come at once
+    batch: int | None  # None if any number of images may be given at once
     outputs: tuple[str, ...]
     stored: dict[str, Array] = field(repr=False)
 
@@ -59,7 +59,7 @@ class Graph:
         return found
 
     def only_reader(self, name: str) -> Any:
-        """The operation that alone reads a value, if there is one."""
+        """The only operation that reads a value, if there is exactly one."""
         return self.readers[name][0] if self.uses[name] == 1 and name in self.readers else None
 
 
@@ -70,12 +70,12 @@ def attributes(node: Any) -> dict[str, Any]:
 
 
 def told(node: Any) -> str:
-    """An operation for one line of an error."""
+    """An operation as it is named in error messages."""
     return f"{shown(node.op_type)} {shown(node.name)}" if node.name else shown(node.op_type)
 
 
 def read_graph(path: str | Path, input_shape: tuple[int, ...] | None = None) -> Graph:
-    """Read and check a file; ``input_shape`` is for sizes that it leaves open."""
+    """Read and check a file; ``input_shape`` sets sizes that it leaves open."""
     path = Path(path)
     model = read_onnx(path)
     if model.functions:
@@ -90,7 +90,7 @@ def read_graph(path: str | Path, input_shape: tuple[int, ...] | None = None) -> 
     for node in model.graph.node:
         if node.op_type in _CONTROL:
             raise ModelError(
-                f"{path} has control flow ({told(node)}), which depends on what runs through it and can't be followed:"
+                f"{path} has control flow ({told(node)}), which depends on the values and can't be followed:"
                 " export the model without it; `verify` by weights reads it as it is"
             )
     stored = _stored(model, path)
@@ -116,7 +116,7 @@ def _stored(model: Any, path: Path) -> dict[str, Array]:
         for node in model.graph.node:
             if node.op_type == "Constant" and len(node.output) == 1:
                 found[node.output[0]] = _constant(node, helper)
-    except Exception as error:  # of whatever a tensor says of itself
+    except Exception as error:  # a damaged tensor can raise anything
         raise ModelError(f"{path} is damaged: a stored tensor can't be read ({one_line(error)})") from error
     return found
 

@@ -1,4 +1,4 @@
-"""`onnx_target`: an ONNX file as a target whose module was compared with ONNX Runtime."""
+"""`onnx_target`: an ONNX file as a target whose module agrees with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from stainlock.storage.weights import check_finite, one_line
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 _IMAGES = 3
-_CLOSE = 1e-3  # of the largest output: other kernels sum in another order
-_EIGHT_BITS = 0.05  # where maps are rounded to 8 bits, a sum in another order may end a step further
+_CLOSE = 1e-3  # relative to the largest output: other kernels sum in another order
+_EIGHT_BITS = 0.05  # the same for 8-bit maps: a sum in another order may be rounded to the next level
 _COLOURS = (1, 3, 4)
 
 
 def onnx_target(path: str | Path, input_shape: tuple[int, ...] | None = None) -> Target:
-    """The file's operations as a module, with the file's input size; how pixels are normalised it does not say."""
+    """The file's operations as a module, with its input size. The file does not say how pixels are normalised."""
     path = Path(path)
     check_onnx_installed()
     if find_spec("onnxruntime") is None:
-        raise ModelError("ONNX files need onnxruntime to be followed: pip install stainlock[onnx]")
+        raise ModelError("ONNX files need onnxruntime to be imported: pip install stainlock[onnx]")
     graph = read_graph(path, input_shape)
     last = len(graph.shape) == 3 and graph.shape[2] in _COLOURS and min(graph.shape[:2]) > max(_COLOURS)
     model = _build(graph, known_values(graph), last=last)
@@ -51,7 +51,7 @@ def onnx_target(path: str | Path, input_shape: tuple[int, ...] | None = None) ->
 
 
 def _build(graph: Graph, known: Known, *, last: bool = False) -> OnnxNetwork:
-    """The module of a graph; `ModelError` names the operation that has no counterpart."""
+    """The module of a graph; a `ModelError` names any operation without a counterpart."""
     builder = Builder(graph, known, last=last)
     for node in graph.nodes:
         if not node.output or node.output[0] in builder.done or all(name in known for name in node.output if name):
@@ -67,7 +67,7 @@ def _build(graph: Graph, known: Known, *, last: bool = False) -> OnnxNetwork:
                 OPERATIONS[node.op_type](builder, node)
         except ModelError:
             raise
-        except Exception as error:  # of an operation whose arguments make no sense, or not to us
+        except Exception as error:  # an operation with invalid or unknown arguments
             raise ModelError(f"{graph.path} has {told(node)}, which can't be followed ({one_line(error)})") from error
     missing = [name for name in graph.outputs if name not in builder.values]
     if missing:
@@ -79,7 +79,7 @@ def _build(graph: Graph, known: Known, *, last: bool = False) -> OnnxNetwork:
 
 
 def _compare(graph: Graph, model: OnnxNetwork, shape: tuple[int, ...]) -> None:
-    """Refuse a module that computes something else than ONNX Runtime does with the file."""
+    """Refuse a module whose outputs differ from ONNX Runtime's for the file."""
     images = torch.rand(_IMAGES, *shape, generator=torch.Generator().manual_seed(1))
     try:
         expected = run_file(graph, images.permute(0, 2, 3, 1).contiguous() if model.channels_last else images)
@@ -88,7 +88,7 @@ def _compare(graph: Graph, model: OnnxNetwork, shape: tuple[int, ...]) -> None:
     try:
         with torch.no_grad():
             found = model(images)
-    except Exception as error:  # sizes that a file fixes
+    except Exception as error:  # a file may fix sizes
         raise ModelError(f"{graph.path} is made for a fixed number of images ({one_line(error)}): export it for any"
                          " number (a dynamic batch)") from error  # fmt: skip
     outputs = [found] if isinstance(found, Tensor) else list(found.values())
@@ -96,7 +96,7 @@ def _compare(graph: Graph, model: OnnxNetwork, shape: tuple[int, ...]) -> None:
     for name, theirs, ours in zip(graph.outputs, expected, outputs, strict=True):
         if tuple(ours.shape) != theirs.shape:
             raise ModelError(
-                f"{graph.path} gives {shown(name)} of shape {theirs.shape} where its operations one by one give"
+                f"{graph.path} gives {shown(name)} of shape {theirs.shape}, but its operations one by one give"
                 f" {tuple(ours.shape)}: export it for any number of images (a dynamic batch)"
             )
         largest = float(np.abs(theirs).max(initial=0.0))
@@ -109,12 +109,12 @@ def _compare(graph: Graph, model: OnnxNetwork, shape: tuple[int, ...]) -> None:
 
 
 def closeness(model: OnnxNetwork) -> float:
-    """How far the module's outputs may be from ONNX Runtime's, as a part of the largest."""
+    """Largest allowed difference from ONNX Runtime's outputs, relative to the largest output."""
     return _EIGHT_BITS if model.source is not None and model.source.rounds else _CLOSE
 
 
 def run_file(graph: Graph, images: Tensor) -> list[np.ndarray[Any, Any]]:
-    """What ONNX Runtime gives for images, as many at once as the file takes."""
+    """ONNX Runtime's outputs for images, in batches of the size that the file takes."""
     session = open_session(graph.model.SerializeToString())
     half = session.get_inputs()[0].type == "tensor(float16)"
     given = images.numpy().astype(np.float16 if half else np.float32)

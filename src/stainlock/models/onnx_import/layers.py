@@ -1,6 +1,6 @@
-"""Operations with weights, and pooling: submodules.
+"""Operations with weights, and pooling, as submodules.
 
-A file may pad one side more than the other; then the padding is an operation of its own before the layer.
+A file may pad one side more than the other; the padding is then a separate step before the layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NORMS: dict[int, Any] = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2
 
 
 def linear(builder: Builder, node: Any, output: str, weights: Weights) -> None:
-    """A matrix whose rows meet the last axis."""
+    """A Linear, which multiplies the last axis by a matrix."""
     rows, columns = weights["weight"][0].shape
     path = builder.layer(node, lambda: nn.Linear(columns, rows), weights)
     builder.step(output, path, Value(node.input[0]))
@@ -57,7 +57,9 @@ def _general_product(a: Tensor, b: Tensor, c: Any, alpha: float, beta: float, tu
 def convolution(builder: Builder, node: Any) -> None:
     said, weight = attributes(node), builder.constant(node, 1)
     if weight is None or (builder.has(node, 2) and builder.constant(node, 2) is None):
-        raise ModelError(f"{told(node)} has weights that are not stored or depend on the image, which no layer's do")
+        raise ModelError(
+            f"{told(node)} has weights that are not stored or depend on the image, which no layer supports"
+        )
     kernel = list(weight.shape[2:])
     axes, groups = len(kernel), said.get("group", 1)
     stride, dilation = (list(said.get(name, [1] * axes)) for name in ("strides", "dilations"))
@@ -90,7 +92,7 @@ def convolution(builder: Builder, node: Any) -> None:
 
 
 def _pads(said: dict[str, Any], size: Any, kernel: list[int], stride: list[int], dilation: list[int]) -> list[int]:
-    """How much is added before every axis, and then after every axis."""
+    """Padding before every axis, then after every axis."""
     auto, axes = said.get("auto_pad", "NOTSET"), len(kernel)
     if auto in ("NOTSET", "VALID"):
         return list(said.get("pads", [0] * 2 * axes)) if auto == "NOTSET" else [0] * 2 * axes
@@ -104,7 +106,7 @@ def _pads(said: dict[str, Any], size: Any, kernel: list[int], stride: list[int],
 
 
 def padded(builder: Builder, node: Any, source: Any, pads: list[int], value: float) -> Value:
-    """The source with something around it, as a step of its own."""
+    """The source with padding around it, as a separate step."""
     axes = len(pads) // 2
     sides = [side for axis in reversed(range(axes)) for side in (pads[axis], pads[axis + axes])]
     name = f"{node.output[0]} padded"
@@ -117,7 +119,7 @@ def batch_norm(builder: Builder, node: Any) -> None:
     found = [builder.constant(node, place) for place in range(1, 5)]
     given = [own for own in found if own is not None]
     if len(given) != len(names) or attributes(node).get("training_mode", 0):
-        raise ModelError(f"{told(node)} measures the batch, which no trained model does: export it in eval mode")
+        raise ModelError(f"{told(node)} computes statistics of the batch: export the model in eval mode")
     weights = {name: builder.weight(node, i, own) for i, (name, own) in enumerate(zip(names, given, strict=True), 1)}
     eps = attributes(node).get("epsilon", 1e-5)
     make = _NORMS[builder.example(node.input[0]).dim()]
@@ -129,7 +131,7 @@ def layer_norm(builder: Builder, node: Any) -> None:
     said, weight, given = attributes(node), builder.constant(node, 1), builder.example(node.input[0])
     axis = said.get("axis", -1) % given.dim()
     if weight is None or weight.shape != given.shape[axis:]:
-        raise ModelError(f"{told(node)} scales by what is no constant of its own shape")
+        raise ModelError(f"{told(node)} has a scale that is not a constant of its own shape")
     weights: Weights = {"weight": builder.weight(node, 1, weight)}
     bias = builder.constant(node, 2)
     if bias is not None:
@@ -166,13 +168,11 @@ def pool(builder: Builder, node: Any) -> None:
     source: Any = builder.value(node.input[0])
     largest, ceil = node.op_type == "MaxPool", bool(said.get("ceil_mode", 0))
     if len(node.output) > 1 and builder.graph.uses[node.output[1]]:
-        raise ModelError(f"{told(node)} also gives the places of maxima, which are not followed")
+        raise ModelError(f"{told(node)} also outputs the positions of maxima, which is not supported")
     inside = bool(said.get("count_include_pad", 0))
     if pads[:axes] != pads[axes:] or any(2 * p > k for p, k in zip(pads[:axes], kernel, strict=True)):
         if not largest and not inside:
-            raise ModelError(
-                f"{told(node)} averages over padded sides that are not equal, which no layer of torch does"
-            )
+            raise ModelError(f"{told(node)} averages over unequally padded sides, which no layer of torch does")
         source = padded(builder, node, source, pads, float("-inf") if largest else 0.0)
         pads = [0] * 2 * axes
     if largest:
@@ -180,7 +180,7 @@ def pool(builder: Builder, node: Any) -> None:
         module = kinds[axes](kernel, stride, pads[:axes], dilation, ceil_mode=ceil)
     else:
         if any(d != 1 for d in dilation):
-            raise ModelError(f"{told(node)} averages over places apart, which no layer of torch does")
+            raise ModelError(f"{told(node)} averages with dilation, which no layer of torch does")
         kinds = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
         module = kinds[axes](kernel, stride, pads[:axes], ceil, inside)
     builder.step(node.output[0], builder.plain_layer(node, module), source)

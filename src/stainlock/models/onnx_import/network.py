@@ -1,7 +1,7 @@
 """A module that runs an ONNX file's operations one after another.
 
-Layers (convolutions, matrices, norms) are submodules with parameters of their own, so that everything that works on
-modules works on them. Values are called as in the file and forgotten after their last use.
+Layers (convolutions, matrices, norms) are submodules with parameters of their own, so everything that works on modules
+works on them. Values have their names from the file and are dropped after their last use.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a tensor's values are in the file: a stored tensor, or a value computed of stored ones alone.
+    """Where a tensor's values are in the file: a stored tensor, or a value computed from stored ones alone.
 
-    ``turned`` says that the file has the matrix the other way round. Without a name the file does not have it:
-    exporters leave out a bias of zeros, which a layer needs to hold a threshold.
+    ``turned`` means that the file has the matrix transposed. An empty name means that the file does not have the
+    tensor: exporters leave out a bias of zeros, but a layer needs one to hold a threshold.
     """
 
     value: str
@@ -61,22 +61,22 @@ class Origin:
 
 @dataclass(frozen=True)
 class Source:
-    """The file that a module was made of, never changed: its graph, and the values of what origins name.
+    """The file that a module was made from, never changed: its graph, and the values that origins name.
 
-    ``readers`` are the operations that read each tensor of the module, by their first output, and the input's place.
+    ``readers`` lists for each tensor of the module the operations that read it, by first output and place of the input.
     """
 
     graph: Graph
     values: dict[str, Array]
     readers: dict[str, list[tuple[str, int]]]
-    rounds: bool = False  # maps to 8 bits on the way
+    rounds: bool = False  # whether it rounds maps to 8 bits
 
     def __deepcopy__(self, memo: Any) -> Source:
         return self
 
 
 class OnnxNetwork(nn.Module):
-    """The operations of a file. ``origins`` says of each parameter and buffer which tensor of the file it is."""
+    """The operations of a file. ``origins`` says which tensor of the file each parameter and buffer is."""
 
     def __init__(self, given: str, outputs: Sequence[str], *, last: bool = False) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class OnnxNetwork(nn.Module):
         return given
 
     def _over(self) -> list[list[str]]:
-        """After each step, the values that no later one reads."""
+        """For each step, the values that no later step reads."""
         seen = set(self.outputs)
         found: list[list[str]] = []
         for step in reversed(self.steps):

@@ -1,6 +1,6 @@
-"""Every operation of ONNX that has a counterpart in torch: one row each, all opsets from `graph.OLDEST` on.
+"""Every ONNX operation with a counterpart in torch: one row each, for all opsets from `graph.OLDEST` on.
 
-A row builds the steps of one operation. What does not depend on pixels never comes here.
+A row builds the steps of one operation. Operations that do not depend on pixels never get here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = Callable[[Builder, Any], None]
 
 
 def _function(call: Callable[..., Any], *more: Any) -> Row:
-    """The same function of its inputs, in their order."""
+    """A function of all inputs, in their order."""
 
     def build(builder: Builder, node: Any) -> None:
         builder.step(node.output[0], call, *(builder.value(name) for name in node.input if name), *more)
@@ -33,7 +33,7 @@ def _function(call: Callable[..., Any], *more: Any) -> Row:
 
 
 def _with(call: Callable[..., Any], **defaults: Any) -> Row:
-    """A function of one input and of attributes, by their places."""
+    """A function of one input, with attributes as positional arguments."""
 
     def build(builder: Builder, node: Any) -> None:
         said = attributes(node)
@@ -44,7 +44,7 @@ def _with(call: Callable[..., Any], **defaults: Any) -> Row:
 
 
 def _folded(call: Callable[[Any, Any], Any]) -> Row:
-    """Any number of inputs, two at a time."""
+    """Any number of inputs, combined two at a time."""
 
     def build(builder: Builder, node: Any) -> None:
         if len(node.input) == 1:
@@ -69,7 +69,7 @@ def _clip(builder: Builder, node: Any) -> None:
     for place, name in ((1, "min"), (2, "max")):
         constant = builder.constant(node, place)
         if builder.has(node, place) and constant is None:
-            raise ModelError(f"{told(node)} clips at what depends on the image")
+            raise ModelError(f"{told(node)} clips at a bound that depends on the image")
         ends.append(float(constant) if constant is not None else said.get(name))
     low, high = (None if end is None or abs(end) > 1e30 else end for end in ends)
     if (low, high) == (0.0, 6.0):
@@ -113,7 +113,7 @@ def _tanh_gelu(x: Tensor) -> Tensor:
 
 def _softmax(builder: Builder, node: Any) -> None:
     given = builder.example(node.input[0])
-    old = builder.graph.opset < 13  # from the axis on, everything is one
+    old = builder.graph.opset < 13  # all axes from the given one on count as one
     axis = attributes(node).get("axis", 1 if old else -1) % given.dim()
     call = F.softmax if node.op_type == "Softmax" else F.log_softmax
     if old and axis != given.dim() - 1 and math.prod(given.shape[axis + 1 :]) != 1:

@@ -5,7 +5,7 @@
     x·hardsigmoid(x)            HardSigmoid, Mul                  Hardswish
     x·(1 + erf(x/√2))/2         Div, Erf, Add, Mul, Mul           GELU
 
-What stands between them must be read by no other operation.
+No other operation may read the values between them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stainlock.models.onnx_import.layers import linear
 
 
 def fused(builder: Builder, node: Any) -> bool:
-    """Whether the operation was built, with those behind it, as one."""
+    """Build the operation and those after it as one, if they match a pattern; True if so."""
     if node.op_type == "MatMul":
         return _matrix(builder, node)
     if node.op_type in ("Sigmoid", "HardSigmoid"):
@@ -99,7 +99,7 @@ def _error_function(builder: Builder, node: Any) -> bool:
 
 
 def _factor(builder: Builder, node: Any) -> tuple[float | None, int]:
-    """The one number that an operation combines its other input with, and its place."""
+    """The single constant that an operation combines with its other input, and its place."""
     for place in (0, 1):
         constant = builder.constant(node, place)
         if constant is not None and constant.numel() == 1:

@@ -1,4 +1,4 @@
-"""Operations that change shapes: every size and place in them is known before, or grows with the number of images."""
+"""Operations that change shapes: every size and index is known in advance, or grows with the number of images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stainlock.models.onnx_import.building import EXAMPLE, Builder, batched
 from stainlock.models.onnx_import.graph import attributes, told
 from stainlock.models.onnx_import.network import Size, Value
 
-_FAR = 2**31 - 1  # an end that means the last
+_FAR = 2**31 - 1  # a slice's end from here on means the end of the axis
 _MODES = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
 
 
@@ -54,7 +54,7 @@ def squeeze(builder: Builder, node: Any) -> None:
         axes = [axis for axis, n in enumerate(given.shape) if n == 1]
     places = sorted({axis % given.dim() for axis in axes})
     if any(given.shape[axis] != 1 for axis in places):
-        raise ModelError(f"{told(node)} takes away the batch: export the model for any number of images")
+        raise ModelError(f"{told(node)} removes the batch axis: export the model for any number of images")
     builder.step(node.output[0], torch.squeeze, builder.value(node.input[0]), tuple(places))
 
 
@@ -73,7 +73,7 @@ def concat(builder: Builder, node: Any) -> None:
     parts = [builder.value(name) for name in node.input]
     rows = [builder.example(name).shape[0] for name in node.input]
     if axis % builder.example(node.input[0]).dim() and builder.graph.batch is not None and EXAMPLE in rows:
-        for place, name in enumerate(node.input):  # a constant of the file's own batch, for any
+        for place, name in enumerate(node.input):  # expand a constant of the file's batch size to any
             if rows[place] == builder.graph.batch != EXAMPLE and name not in builder.values:
                 output = f"{node.output[0]} part {place}"
                 shape = [Size(0, 1), *builder.example(name).shape[1:]]
@@ -105,7 +105,7 @@ def slice_(builder: Builder, node: Any) -> None:
         place = axis % given.dim()
         if isinstance(step, int) and step < 0:
             if step != -1 or start not in (-1, given.shape[place] - 1) or end > -given.shape[place]:
-                raise ModelError(f"{told(node)} goes backwards through a part, expected a whole axis")
+                raise ModelError(f"{told(node)} reverses part of an axis, expected a whole axis")
             turned.append(place)
             continue
         whole = isinstance(end, int) and end >= min(_FAR, given.shape[place]) and place != 0
@@ -132,7 +132,7 @@ def gather(builder: Builder, node: Any) -> None:
     elif places.dim() == 1:
         builder.step(node.output[0], _taken, source, axis, tuple(places.tolist()))
     else:
-        raise ModelError(f"{told(node)} takes places by a table, expected a list")
+        raise ModelError(f"{told(node)} gathers by a table of indices, expected a list")
 
 
 def _taken(x: Tensor, axis: int, places: tuple[int, ...]) -> Tensor:
@@ -140,7 +140,7 @@ def _taken(x: Tensor, axis: int, places: tuple[int, ...]) -> Tensor:
 
 
 def _taken_from(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Places that depend on the number of images."""
+    """Gather by indices that depend on the number of images."""
     taken = torch.index_select(x, axis, torch.reshape(places, (-1,)))
     return torch.reshape(taken, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
@@ -175,7 +175,7 @@ def pad(builder: Builder, node: Any) -> None:
         sides[2 * axis], sides[2 * axis + 1] = pads[place], pads[place + len(axes)]
     ordered = [side for axis in reversed(range(given.dim())) for side in sides[2 * axis : 2 * axis + 2]]
     least = 2 if mode == "constant" else 2 * max(1, given.dim() - 2)
-    while len(ordered) > least and not any(ordered[-2:]):  # torch pads the last axes
+    while len(ordered) > least and not any(ordered[-2:]):  # torch counts from the last axis
         ordered = ordered[:-2]
     constant = builder.constant(node, 2)
     value = said.get("value", 0.0) if constant is None or not constant.numel() else float(constant)

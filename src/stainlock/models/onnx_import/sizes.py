@@ -1,8 +1,8 @@
-"""What in a graph does not depend on the pixels: weights, constants, and sizes.
+"""The values of a graph that do not depend on the pixels: weights, constants and sizes.
 
-Exporters write sizes as operations (Shape, Gather, Concat, …). Instead of following these, ONNX Runtime is asked for
-their values with 1, 2 and 3 images: what stays the same is a constant, and a whole number that grows evenly with the
-number N of images is a + b·N. Anything else stays an operation.
+Exporters write sizes as operations (Shape, Gather, Concat, …). Instead of importing these, ONNX Runtime computes their
+values with 1, 2 and 3 images: a value that stays the same is a constant, and a whole number that grows linearly with
+the number N of images is a + b·N. Anything else stays an operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stainlock.storage.onnx_files import open_session
 from stainlock.storage.weights import one_line
 
 _OF_SHAPES = {"Shape", "Size"}
-_LONGEST = 64  # entries of a list of sizes
+_LONGEST = 64  # most entries in a list of sizes
 
 
 class Known:
@@ -32,7 +32,7 @@ class Known:
         return name in self.constants or name in self.sizes
 
     def numbers(self, name: str) -> list[int | Size] | None:
-        """Whole numbers, as an operation takes them for sizes and places; None where the pixels decide."""
+        """Whole numbers, as an operation takes them for sizes and indices; None if they depend on the pixels."""
         if name in self.sizes:
             return self.sizes[name]
         if name in self.constants:
@@ -58,7 +58,7 @@ def known_values(graph: Graph) -> Known:
 
 
 def _independent(graph: Graph) -> list[str]:
-    """Values that are computed of stored tensors and of the shapes of others."""
+    """Values computed from stored tensors and from shapes of other values."""
     fixed = dict.fromkeys(graph.stored)
     for node in graph.nodes:
         if node.op_type in _OF_SHAPES or all(name in fixed or not name for name in node.input):
