@@ -6,6 +6,7 @@
 - ``gates``: for each gate, given everything before it, the part of the channels that `match-norms`, `match-covariance`
   and `solve-means` put in the right place: how near a thief is to opening it. For a scattered layer, the part of the
   weights that `match-covariance` puts in the right place, and what the model then gets right if all gates are open.
+- ``weights``: the same for `match-weights`, which needs no data, and the correlation that it looks for.
 - ``ancestor``: the model fine-tuned further and locked, and what `match-ancestor` finds with the original.
 - ``labels``: lift of fine-tuning, against random weights with the same labels and steps.
 - ``peers``: the same for locks of other papers, written here from the papers, and for our other locks.
@@ -30,31 +31,36 @@ from keyed_peers import PEERS, hidden
 from keyed_splits import lift_rows, split
 from stainlock import Key, Target, lock
 from stainlock.attacks import NotApplicable, Subject, all_attacks
+from stainlock.attacks.thief.assignment import standardised
+from stainlock.attacks.thief.graph_matching import correlation
 from stainlock.attacks.thief.keyed_gates import (
     columns,
     given_to,
     keyed_file,
     norms_behind,
     ordered,
+    reorder,
     scattered,
     weight_of,
 )
 from stainlock.attacks.thief.match_ancestor import matched_with
 from stainlock.attacks.thief.match_covariance import arranged, best_order
+from stainlock.attacks.thief.match_weights import likeness, matched_weights, visible_writers
 from stainlock.attacks.thief.relax_gates import SoftSigns, by_labels, fitted
 from stainlock.attacks.thief.solve_means import expected_means, order_by_means
 from stainlock.errors import StainlockError
 from stainlock.gating.gated import Gated
 from stainlock.gating.reader import Layout
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
+from stainlock.network.network import analyse
 from stainlock.target import evaluation_mode
 from stainlock.unlocking.patch import Unlock
 
 MODELS = ("resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10", "vit_cifar10_torchvision")
 BLIND = (
-    "remove-gates", "zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates", "guess-gains",
-    "scan-weights", "force-signal", "excite-silent-channels", "excite-and-recentre", "excite-silent-pairs",
-    "search-patch",
+    "remove-gates", "match-weights", "zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates",
+    "guess-gains", "scan-weights", "force-signal", "excite-silent-channels", "excite-and-recentre",
+    "excite-silent-pairs", "search-patch",
 )  # fmt: skip
 WITH_IMAGES = (
     "reestimate-batch-norm", "match-statistics", "solve-means", "match-norms", "match-covariance",
@@ -67,12 +73,13 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 Change = Callable[[Tensor], Tensor]
 CALIBRATION = 64
+MOSTLY = 0.9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parts = {
-        "ruin": ruin, "attacks": attacks, "gates": gates, "ancestor": ancestor, "labels": labels, "peers": peers,
-        "robust": robust,
+        "ruin": ruin, "attacks": attacks, "gates": gates, "weights": weights, "ancestor": ancestor,
+        "labels": labels, "peers": peers, "robust": robust,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="*", default=list(parts), choices=list(parts))
@@ -82,9 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--thief-images", type=int, default=300, help="unlabelled images of the thief (300)")
     parser.add_argument("--labels", type=int, nargs="*", default=[100, 1000, 4000], help="labelled images of the thief")
     parser.add_argument("--alone", action="store_true", help="labels: without the paper's lock beside the keyed one")
+    parser.add_argument("--opened", action="store_true", help="labels: also if match-weights always succeeded")
     parser.add_argument("--steps", type=int, default=250, help="of fine-tuning (250)")
     parser.add_argument("--starts", type=int, default=30, help="of match-covariance in part gates (30)")
-    parser.add_argument("--widest", type=int, default=4096, help="channels of the gates in part gates, at most")
+    parser.add_argument("--widest", type=int, default=4096, help="parts gates and weights: most channels of a gate")
     parser.add_argument("--scatter", default="first", choices=("first", "none"), help="of the locks (first)")
     parser.add_argument("--attacks", nargs="*", default=[*BLIND, *WITH_IMAGES, *TRAINED], help="of part attacks")
     parser.add_argument("--quick", action="store_true", help="ResNet20, one key, few images and steps")
@@ -251,6 +259,33 @@ def hits(found: Tensor, order: Tensor) -> float:
     return float((found == order).double().mean())
 
 
+# ------------------------------------------------------------------------------------------------------- weights
+
+
+def weights(name: str, target: Target, options: argparse.Namespace) -> None:
+    """Channels that `match-weights` puts in their right place, gate by gate, from the file alone."""
+    data = owners_images(name, options.images)
+    table("key", "gate", "channels", "writers", "correlation in the right order", "in the order found", "right")
+    for number, (locked, key) in enumerate(locks_of(target, options), 1):
+        (stolen, found), seconds = timed(lambda: matched_weights(locked, widest=options.widest))  # noqa: B023
+        file, structure = keyed_file(locked)
+        network = analyse(file)
+        writers = visible_writers(network, structure)
+        known = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
+        whole = 0
+        for gated, (order,) in zip(ordered(structure), known, strict=False):
+            if gated.layer not in found:
+                continue
+            own, rows = (standardised(matrix) for matrix in likeness(network, gated, writers[gated.layer]))
+            both = (f"{correlation(own, rows, o):.2f}" for o in (order, found[gated.layer]))
+            share = hits(found[gated.layer], order)
+            whole += share > MOSTLY
+            row(number, gated.layer, gated.width, len(writers[gated.layer]), *both, share)
+        tried = f"{len(known)} gates, {len(found)} tried"
+        print(f"\nkey {number}, {seconds:.0f} s: {tried}, {whole} with at least {MOSTLY:.0%}"
+              f" of their channels right; accuracy of the file {_shown(right(stolen, data))}\n")  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------ ancestor
 
 
@@ -281,9 +316,23 @@ def labels(name: str, target: Target, options: argparse.Namespace) -> None:
     keyed = lambda seed: file_view(lock_keyed(target, seed=seed, scatter=options.scatter)[0])  # noqa: E731
     kind = "vit" if "vit" in name else "squeeze-excite"  # the default before the keyed lock
     starts: dict[str, Callable[[int], Target]] = {"keyed, the default": keyed}
+    if options.opened:
+        starts["keyed, with every gate open that match-weights tries"] = lambda seed: _partly_opened(target, seed)
     if not options.alone:
         starts[kind] = lambda seed: lock(target, seed=seed, kind=kind)[0]
     _lifts(target, starts, options)
+
+
+def _partly_opened(target: Target, seed: int) -> Target:
+    """The file of a thief for whom `match-weights` always succeeds."""
+    locked, key = lock_keyed(target, seed=seed)
+    file, structure = keyed_file(locked)
+    orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
+    visible = visible_writers(analyse(file), structure)
+    for gated, (order,) in zip(ordered(structure), orders, strict=False):
+        if gated.layer in visible:
+            reorder(file, gated, order)
+    return file
 
 
 def _lifts(target: Target, starts: dict[str, Callable[[int], Target]], options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from stainlock import Key, Target
 from stainlock.attacks import NotApplicable, Subject, all_attacks
 from stainlock.attacks.thief import relax_gates
 from stainlock.attacks.thief.assignment import climb, solve, value
+from stainlock.attacks.thief.graph_matching import match
 from stainlock.attacks.thief.keyed_gates import (
     columns,
     given_to,
@@ -30,6 +31,7 @@ from stainlock.attacks.thief.keyed_gates import (
 )
 from stainlock.attacks.thief.match_ancestor import matched_with
 from stainlock.attacks.thief.match_covariance import arranged, best_order
+from stainlock.attacks.thief.match_weights import matched_weights
 from stainlock.attacks.thief.solve_means import expected_means, order_by_means
 from stainlock.locks.keyed import Structure, lock_keyed
 from stainlock.target import evaluation_mode
@@ -66,8 +68,8 @@ def test_the_lock_is_worth_attacking() -> None:
 
 @pytest.mark.parametrize(
     ("attack", "strength"),
-    [("remove-gates", "identity"), ("solve-means", "means"), ("solve-means", "shifts"), ("match-norms", "ranks"),
-     ("match-covariance", 3), ("reestimate-batch-norm", "as-it-is")],
+    [("remove-gates", "identity"), ("match-weights", 16), ("solve-means", "means"), ("solve-means", "shifts"),
+     ("match-norms", "ranks"), ("match-covariance", 3), ("reestimate-batch-norm", "as-it-is")],
 )  # fmt: skip
 def test_without_labels_it_stays_locked(attack: str, strength: Any) -> None:
     own = case()
@@ -91,7 +93,8 @@ def test_attacks_on_other_locks_say_that_they_do_not_apply(attack: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "attack", ["remove-gates", "solve-means", "match-norms", "match-covariance", "match-ancestor", "stitch"]
+    "attack",
+    ["remove-gates", "match-weights", "solve-means", "match-norms", "match-covariance", "match-ancestor", "stitch"],
 )
 def test_attacks_on_keyed_locks_say_where_there_is_none(attack: str) -> None:
     plain = Subject(models.real(NAME), locked()[1], case().subject.images, case().subject.labels)
@@ -234,6 +237,77 @@ def test_assignment_finds_a_hidden_order() -> None:
     swapped = order.clone()
     swapped[[0, 1]] = swapped[[1, 0]]
     assert torch.equal(climb(a, b, none, swapped), order)
+
+
+def correlated(n: int, correlation: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Two matrices with this correlation between their entries, the first of them in another order, and that order."""
+    first, second = (torch.randn(n, n, generator=generator, dtype=torch.float64) for _ in range(2))
+    first, second = ((m + m.T).fill_diagonal_(0) for m in (first, second))
+    order = torch.randperm(n, generator=generator)
+    other = correlation * first + (1 - correlation**2) ** 0.5 * second
+    return first[order][:, order], other, order
+
+
+def test_matching_finds_an_order_hidden_in_noise() -> None:
+    a, b, order = correlated(48, 0.9, torch.Generator().manual_seed(0))
+    found, reached = match(a, b)
+    assert torch.equal(found, order)
+    assert reached == pytest.approx(0.9, abs=0.05)
+
+
+def test_matching_sees_through_secret_signs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b, order = correlated(48, 0.9, generator)
+    signs = torch.randint(2, (48,), generator=generator) * 2.0 - 1
+    found, _ = match(signs[:, None] * a * signs, b)
+    assert torch.equal(found, order)
+
+
+def test_matching_claims_little_where_nothing_is_hidden() -> None:
+    a, b, order = correlated(48, 0.0, torch.Generator().manual_seed(0))
+    found, reached = match(a, b)
+    assert torch.equal(found.sort().values, torch.arange(48))
+    assert float((found == order).double().mean()) <= 0.2
+    assert reached <= 0.5
+
+
+def alike_network() -> Target:
+    """Columns of each convolution have the angles that the rows of the one before have."""
+    generator = torch.Generator().manual_seed(0)
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 48, 3, padding=1), nn.Conv2d(48, 32, 3, padding=1)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator))
+        rows = layers[1].weight.flatten(1)[:, :288]
+        columns = layers[2].weight.movedim(1, 0)
+        columns.copy_((rows + 0.3 * torch.randn(rows.shape, generator=generator)).view(columns.shape))
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
+    return Target(nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())), *head), (3, 32, 32))
+
+
+def test_matching_weights_undoes_a_gate_between_layers_that_are_alike() -> None:
+    target = alike_network()
+    gated, key = lock_keyed(target, seed=1)
+    before = models.snapshot(gated.model)
+    structure = Structure.of(gated)
+    assert structure is not None
+    orders = structure.schedule.permutations((key.detectors[0].vector > 0)[None])
+    true = {gate.layer: order[0] for gate, order in zip(ordered(structure), orders, strict=False)}
+    stolen, found = matched_weights(gated)
+    models.assert_untouched(before, gated.model)
+    assert torch.equal(found["4"], true["4"])
+    assert torch.equal(stolen.model.get_parameter("4.weight"), target.model.get_parameter("4.weight"))
+    # The first layer is scattered: what its rows are like is not in the file, nor who reads which of its channels.
+    assert [gate.layer for gate in scattered(structure)] == ["0"]
+    assert "2" not in found
+    assert not torch.equal(stolen.model.get_parameter("2.weight"), target.model.get_parameter("2.weight"))
+
+
+def test_matching_weights_says_where_no_writer_is_known() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    gated, _ = lock_keyed(Target(model, (3, 32, 32)), seed=1)
+    with pytest.raises(NotApplicable, match="no gate of at most 256 channels"):
+        matched_weights(gated)
 
 
 def test_a_thief_trains_the_file_without_its_gates() -> None:

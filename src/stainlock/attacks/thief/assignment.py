@@ -1,9 +1,9 @@
-"""Quadratic assignment, as far as a thief needs it: the permutation p that makes
+"""Quadratic assignment, as far as a thief needs it: looks for the permutation p that maximises
 
     ½ Σ_ij A_ij B_{p(i)p(j)}  +  Σ_i L_{i p(i)}
 
-large, for symmetric A and B with zero diagonals: Frank and Wolfe's method over doubly stochastic matrices from several
-starts, then the best swap of two as long as one helps.
+for symmetric A and B with zero diagonals. The Frank–Wolfe method over doubly stochastic matrices runs from several
+starts; then the best swap of two elements is applied as long as one helps.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-_ROUNDS = 60
+_ROUNDS = 60  # at most this many Frank–Wolfe steps
 _LEAST = 1e-9
 
 
 def assign(gain: Tensor) -> Tensor:
-    """The permutation p of largest Σ gain[i, p(i)]."""
+    """The permutation p with the largest Σ gain[i, p(i)]."""
     return torch.from_numpy(linear_sum_assignment(gain.numpy(), maximize=True)[1])
 
 
 def solve(a: Tensor, b: Tensor, linear: Tensor, *, starts: int, generator: torch.Generator) -> Tensor:
-    """The best permutation of several starts: the linear term's own, none at all, and random mixtures."""
+    """The best permutation of several starts: the linear term's own, the uniform matrix, and random mixtures."""
     found = [climb(a, b, linear, _relaxed(a, b, linear, _start(linear, n, generator))) for n in range(starts)]
     return max(found, key=lambda order: value(a, b, linear, order))
 
@@ -31,8 +31,15 @@ def value(a: Tensor, b: Tensor, linear: Tensor, order: Tensor) -> float:
     return float((a * b[order][:, order]).sum() / 2 + linear[torch.arange(len(order)), order].sum())
 
 
+def standardised(matrix: Tensor) -> Tensor:
+    """Off-diagonal entries standardised to mean 0 and variance 1; the diagonal is 0."""
+    off = ~torch.eye(len(matrix), dtype=torch.bool)
+    values = matrix[off]
+    return torch.where(off, (matrix - values.mean()) / values.std().clamp(min=_LEAST), 0.0)
+
+
 def climb(a: Tensor, b: Tensor, linear: Tensor, order: Tensor) -> Tensor:
-    """The best swap of two, as long as there is one that helps."""
+    """Applies the best swap of two elements as long as one helps."""
     order = order.clone()
     for _ in range(10 * len(order)):
         other, placed = b[order][:, order], linear[:, order]
@@ -70,7 +77,7 @@ def _relaxed(a: Tensor, b: Tensor, linear: Tensor, soft: Tensor) -> Tensor:
 
 
 def balanced(matrix: Tensor, rounds: int = 30) -> Tensor:
-    """Sinkhorn's method: rows and columns of a positive matrix with sum 1."""
+    """Sinkhorn's method: scales the rows and columns of a positive matrix to sum to 1."""
     for _ in range(rounds):
         matrix = matrix / matrix.sum(0)
         matrix = matrix / matrix.sum(1, keepdim=True)

@@ -1,17 +1,17 @@
-"""Gates of a keyed lock undone one after another, by what training leaves in a layer's columns.
+"""Gates of a keyed lock undone one after another, from the traces of training in a layer's columns.
 
-A trained layer reads most from the directions in which its inputs vary most: WᵀW goes with the root R of the covariance
-of its inputs, entry by entry. A gate shuffles the columns, and W'ᵀW' with them, while images give R in its own order.
-So the thief looks for the permutation that makes
+A trained layer reads most from the directions in which its inputs vary most: the entries of WᵀW correlate with those of
+R, the square root of the covariance of its inputs. A gate shuffles the columns, and W'ᵀW' with them, while images give
+R in the original order. So the thief looks for the permutation that maximises
 
     Σ_{i<j} z(cos(w'_i, w'_j)) · z(r_{π(i)π(j)})  −  Σ_i (z(log |w'_i|) − z(log R_{π(i)π(i)}))²
 
-largest, z for standardised and r for R with a diagonal of ones: a quadratic assignment. Layers are solved in the order
-in which they run, since a layer's R needs the gates before it. Images need no labels. `match-norms` has the second sum
-alone, which ranks solve.
+where z means standardised and r is R scaled to a unit diagonal. This is a quadratic assignment problem. Layers are
+solved in the order in which they run, since a layer's R depends on the gates before it. Images need no labels.
+`match-norms` uses the second sum only, which sorting solves.
 
-A scattered layer comes first. Of its rows the values are known and not their places: each is arranged like the
-principal component of the images that its values fit best.
+Scattered layers come first. The values in their rows are known but not their positions: each row is arranged like the
+principal component of the images that fits its values best.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
 from stainlock.attacks.pixels import Pictures
-from stainlock.attacks.thief.assignment import solve
+from stainlock.attacks.thief.assignment import solve, standardised
 from stainlock.attacks.thief.keyed_gates import (
     IMAGES,
     columns,
@@ -35,13 +35,13 @@ from stainlock.attacks.thief.keyed_gates import (
 from stainlock.target import Target
 
 _LEAST = 1e-9
-_FLOOR = 1e-3  # of the largest: what is smaller counts as silent
+_FLOOR = 1e-3  # added to sizes, relative to the largest, so that silent channels have a finite logarithm
 
 
 def matched(
     target: Target, images: Pictures, *, starts: int, generator: torch.Generator, progress: Progress | None = None
 ) -> tuple[Target, list[Tensor]]:
-    """The file with its columns where they seem to belong, and the order found for each gate."""
+    """The file with its columns in the order found, and that order for each gate."""
     stolen, structure = keyed_file(target)
     for gated in scattered(structure):
         weight = weight_of(stolen, gated)
@@ -60,7 +60,7 @@ def matched(
 
 
 def arranged(rows: Tensor, inputs: Tensor) -> Tensor:
-    """Rows ``(R, n)`` of scattered values, each in the order of a principal component of inputs ``(n, samples)``."""
+    """Rows ``(R, n)`` of scattered values, each arranged like a principal component of the inputs ``(n, samples)``."""
     _, components = torch.linalg.eigh(torch.cov(inputs))
     both = torch.cat([components, -components], 1).T
     values, shapes = rows.sort(1).values, both.sort(1).values
@@ -70,9 +70,9 @@ def arranged(rows: Tensor, inputs: Tensor) -> Tensor:
 
 
 def best_order(own: Tensor, inputs: Tensor, *, starts: int, generator: torch.Generator) -> Tensor:
-    """For columns ``(C, outputs, taps)`` and inputs ``(C, taps, samples)``: the channel each column seems to belong to.
+    """The likely channel of each column, for columns ``(C, outputs, taps)`` and inputs ``(C, taps, samples)``.
 
-    Without starts it is found by norms alone.
+    With 0 starts, norms alone decide.
     """
     channels, taps, _ = inputs.shape
     root = _root(torch.cov(inputs.flatten(0, 1))).view(channels, taps, channels, taps)
@@ -81,8 +81,8 @@ def best_order(own: Tensor, inputs: Tensor, *, starts: int, generator: torch.Gen
     sizes, spread = flat.norm(dim=1).clamp(min=_LEAST), root.diag().clamp(min=_LEAST)
     if not starts:
         return spread.argsort()[sizes.argsort().argsort()]
-    alike = _standard(flat @ flat.T / sizes.outer(sizes))
-    together = _standard(root / spread.outer(spread).sqrt())
+    alike = standardised(flat @ flat.T / sizes.outer(sizes))
+    together = standardised(root / spread.outer(spread).sqrt())
     linear = -(_logs(sizes)[:, None] - _logs(spread)).square()
     return solve(alike, together, linear, starts=starts, generator=generator)
 
@@ -91,13 +91,6 @@ def _root(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     return root
-
-
-def _standard(matrix: Tensor) -> Tensor:
-    """Entries off the diagonal with mean 0 and variance 1, the diagonal 0."""
-    off = ~torch.eye(len(matrix), dtype=torch.bool)
-    values = matrix[off]
-    return torch.where(off, (matrix - values.mean()) / values.std().clamp(min=_LEAST), 0.0)
 
 
 def _logs(sizes: Tensor) -> Tensor:
@@ -123,7 +116,7 @@ def _norms(subject: Subject, strength: Strength) -> Attacked:
 
 ATTACKS = (
     Attack("match-covariance", "thief", ("lock",), "images", (30,), _covariance,
-           "gates of a keyed lock by the covariance of what they permute; strength is the number of starts"),
+           "undo a keyed lock's gates by the covariance of their inputs; strength is the number of starts"),
     Attack("match-norms", "thief", ("lock",), "images", ("ranks",), _norms,
-           "gates of a keyed lock: the longest column to the largest channel, and so on"),
+           "undo a keyed lock's gates by rank: the longest column goes to the largest channel, and so on"),
 )  # fmt: skip

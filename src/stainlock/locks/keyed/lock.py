@@ -1,4 +1,4 @@
-"""The keyed lock: the patch is the key, and the file holds nothing that opens it.
+"""The keyed lock: the patch is the key, and the file holds no bit of it.
 
     1   draw B secret bits and a public salt
     2   choose layers to gate and a first one to scatter, and derive a permutation π_l of each from the bits
