@@ -1,4 +1,4 @@
-"""Client kits: what an owner ships runs where stainlock is not installed, and tells nothing of the owner's."""
+"""Client kits: they run without stainlock, and reveal nothing about the owner."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def noise_net() -> Target:
     return Target(models.settle(layers), (12, 1, 1), (0.0,), (1.0,), (-1.0, 1.0))
 
 
+def clip_net() -> Target:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv3d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv3d(16, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool3d(1),
+        nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+    return Target(layers.eval(), (3, 4, 40, 40), (0.4,), (0.2,))
+
+
 @dataclass
 class Made:
     folder: Path
@@ -62,6 +71,7 @@ QUICK: dict[str, Case] = {
     "patch as onnx": (net, {}, "onnx"),
     "patch as safetensors": (net, {}, "safetensors"),
     "strip as safetensors": (net, {"carrier": "strip"}, "safetensors"),
+    "video as torch-export": (clip_net, {}, "torch-export"),
     "no lock as torch-export": (net, None, "torch-export"),
     "no lock as safetensors": (net, None, "safetensors"),
 }
@@ -70,6 +80,7 @@ SLOW: dict[str, Case] = {
     "noise as torch-export": (noise_net, {}, "torch-export"),
     "strip as torch-export": (net, {"carrier": "strip"}, "torch-export"),
     "strip as onnx": (net, {"carrier": "strip"}, "onnx"),
+    "video strip as torch-export": (clip_net, {"carrier": "strip"}, "torch-export"),
     "noise as onnx": (noise_net, {}, "onnx"),
     "real ResNet20 as torch-export": (lambda: models.real("resnet20_cifar10"), {}, "torch-export"),
     "real ResNet20, internal lock": (lambda: models.real("resnet20_cifar10"), {"kind": "internal"}, "torch-export"),
@@ -90,7 +101,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
 
 
 def made_kits(cases: dict[str, Case], root: Path) -> dict[str, Made]:
-    """Every kit, and what it said of its inputs elsewhere; models that need data that is not there are left out."""
+    """Every kit, with its outputs in a separate process; models whose data are missing are skipped."""
     found = {}
     for name, (build, options, kind) in cases.items():
         if kind == "onnx" and importlib.util.find_spec("onnxruntime") is None:
@@ -152,7 +163,7 @@ def test_a_client_without_stainlock_gets_the_unlocked_outputs(one: Made) -> None
 
 
 def test_a_kit_tells_nothing_of_the_owner(one: Made) -> None:
-    """Neither paths of this machine, nor source lines, nor what the key says; nor our name, which a bundle may say."""
+    """No paths of this machine, no source lines, nothing from the key, and no mention of stainlock (except in bundles)."""
     secrets = [b"stainlock", str(Path(__file__).parents[2]).encode(), sys.prefix.encode(), b"site-packages", b"owner"]
     if one.key is not None:
         secrets.append(str(one.key.seed).encode() if one.key.seed > 1000 else b"\0no seed\0")
@@ -178,6 +189,37 @@ def test_a_kit_says_where_the_patch_goes(one: Made) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o600 if secret else 0o644), path.name
 
 
+def test_a_kit_says_what_shape_its_inputs_have(one: Made) -> None:
+    shape = ", ".join(map(str, one.inputs.shape[1:]))
+    assert f"(N, {shape})" in (one.folder / "README.txt").read_text()
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_generators_kit_speaks_of_noise_alone(locked: bool, tmp_path: Path) -> None:
+    target, key = sl.lock(noise_net(), seed=1) if locked else (noise_net(), None)
+    sl.client_kit(target, tmp_path / "kit", key=key, format="safetensors")
+    text = (tmp_path / "kit" / "README.txt").read_text()
+    assert "run(noise)  # (N, 12, 1, 1)" in text
+    assert "noise vectors (N, 12, 1, 1)" in text
+    assert ("trigger.safetensors" in text) == locked
+    assert "crop" not in text
+
+
+def test_a_detectors_bundle_runs_as_its_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Target.from_reference("torchvision:ssdlite320_mobilenet_v3_large", weights="random", seed=0)
+    target, key = sl.lock(original, seed=1)
+    sl.client_kit(target, tmp_path / "kit", key=key, format="bundle")
+    text = (tmp_path / "kit" / "README.txt").read_text()
+    assert "load.py" not in text
+    code = "\n".join(line.strip() for line in text.split("HOW TO RUN IT")[1].split("HOW THE")[0].splitlines())
+    scope: dict[str, Any] = {"image": torch.rand(3, 240, 320, generator=torch.Generator().manual_seed(0))}
+    monkeypatch.chdir(tmp_path / "kit")
+    with torch.no_grad():
+        exec(code, scope)
+        (expected,) = key.unlock_detector(original).model([scope["image"]])
+    assert torch.allclose(scope["boxes"][0]["scores"], expected["scores"], atol=1e-4)
+
+
 def test_the_patch_file_is_enough_for_our_own_python(one: Made) -> None:
     if one.key is None:
         pytest.skip("nothing to unlock")
@@ -196,7 +238,7 @@ def test_a_model_that_can_not_be_exported_goes_out_as_weights(tmp_path: Path) ->
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.layers(x)
-            return out if float(out.sum().item()) < 1e9 else out * 2  # depends on the data
+            return out if float(out.sum().item()) < 1e9 else out * 2  # data-dependent control flow
 
     target = Target(Sampled(), (3, 40, 40))
     kit = sl.client_kit(target, tmp_path / "kit")
@@ -208,7 +250,7 @@ def test_a_model_that_can_not_be_exported_goes_out_as_weights(tmp_path: Path) ->
 
 
 def test_blocks_of_a_lock_are_not_named(tmp_path: Path) -> None:
-    """A bundle would tell where they are, and weights alone don't hold them."""
+    """A bundle would reveal where the blocks are, and a weight file can't contain them."""
     locked, key = sl.lock(models.real("resnet20_cifar10"), kind="squeeze-excite", gates=1, seed=1, steps=10)
     assert locked.insertions
     for kind in ("bundle", "safetensors"):

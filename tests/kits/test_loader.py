@@ -1,4 +1,4 @@
-"""load.py of a kit, run as a client runs it, on weights alone: what it reads and what it refuses."""
+"""A kit's load.py, run as a client runs it, with a weight file: what it reads and what it refuses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Target, Key,
 
 
 def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The kit's load.py, as if the client's program lay beside it."""
+    """The kit's load.py, imported as by a program in the same folder."""
     monkeypatch.syspath_prepend(str(folder))
     for name in ("load", "gates"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -60,7 +60,7 @@ def test_the_patch_is_read_to_the_last_level(made: Any, monkeypatch: pytest.Monk
 def test_a_patch_that_another_program_saved_is_refused(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that are stored as differences would be taken for levels."""
+    """Filtered rows are stored as differences, which must not be read as levels."""
     folder = made[3]
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     png = (tmp_path / "patch.png").read_bytes()

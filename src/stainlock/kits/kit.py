@@ -112,8 +112,11 @@ def _model(target: Target, folder: Path, key: Key | None, format: str) -> tuple[
     else:
         found = write_export(target, folder / MODEL_FILES[format], format, _examples(target, key))
         any_batch, difference = found.any_batch, found.max_difference
-    vector = key is not None and key.carrier == "entries"
-    patch = Patch.from_key(key) if key is not None and not vector else None
+    vector, patch = 0, None
+    if key is not None and key.carrier == "entries":
+        vector = target.input_shape[0] - int(key.conventions["input_shape"][0])
+    elif key is not None:
+        patch = Patch.from_key(key)
     gates = format == "safetensors" and Structure.of(target) is not None
     return Shipped(format, target, patch, vector, gates, any_batch), difference
 

@@ -18,14 +18,15 @@ MODEL_FILES = {"onnx": "model.onnx", "torch-export": "model.pt2", "safetensors":
 class Shipped:
     """Contents of a kit: the format of its model, the target (for its preprocessing), and the patch, if any.
 
-    ``vector``: there is a generator's trigger instead of a patch. ``gates``: a file gates.py adds the lock's gates to
-    the model. ``any_batch``: the model accepts batches of any size, not only one image at a time.
+    ``vector``: number of values that a generator's trigger, which replaces the patch, appends to noise. ``gates``: a
+    file gates.py adds the lock's gates to the model. ``any_batch``: the model accepts batches of any size, not only one
+    image at a time.
     """
 
     format: str
     target: Target
     patch: Patch | None = None
-    vector: bool = False
+    vector: int = 0
     gates: bool = False
     any_batch: bool = True
 
@@ -39,11 +40,19 @@ class Shipped:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of the client's images, without the strip that is added above them."""
+        """Shape of the client's images or noise, without the strip above them or the trigger's values."""
         first, *others = self.target.input_shape
         if self.patch is not None and self.patch.carrier == "strip":
-            return (first, others[0] - self.patch.levels.shape[1], *others[1:])
-        return (first, *others)
+            others[-2] -= self.patch.levels.shape[1]
+        return (first - self.vector, *others)
+
+    @property
+    def takes_video(self) -> bool:
+        return len(self.target.input_shape) == 4
+
+    @property
+    def takes_noise(self) -> bool:
+        return self.target.input_shape[1:] == (1, 1)
 
 
 # The same operations in torch and in numpy.
@@ -54,7 +63,7 @@ _TORCH = {
     "order": "permute(2, 0, 1).float()",
     "constant": "torch.tensor({}).view({})",
     "copy": "pixels = pixels.clone()",
-    "strip": "pixels = torch.cat([torch.full({size}, (LOW + HIGH) / 2), pixels], 2)",
+    "strip": "pixels = torch.cat([torch.full({size}, (LOW + HIGH) / 2), pixels], -2)",
     "append": "pixels = torch.cat([pixels, own.expand(len(pixels), -1, 1, 1)], 1)",
 }
 _NUMPY = {
@@ -64,7 +73,7 @@ _NUMPY = {
     "order": 'transpose(2, 0, 1).astype("float32")',
     "constant": 'numpy.array({}, "float32").reshape({})',
     "copy": "pixels = pixels.copy()",
-    "strip": 'pixels = numpy.concatenate([numpy.full({size}, (LOW + HIGH) / 2, "float32"), pixels], 2)',
+    "strip": 'pixels = numpy.concatenate([numpy.full({size}, (LOW + HIGH) / 2, "float32"), pixels], -2)',
     "append": "pixels = numpy.concatenate([pixels, numpy.broadcast_to(own, (len(pixels), *own.shape))], 1)",
 }
 # How to open a model and run it on a batch; one image at a time if the file accepts only single images.
@@ -198,9 +207,11 @@ def _place(kit: Shipped, library: dict[str, str]) -> list[str]:
         return []
     rows, columns = kit.patch.levels.shape[1:]
     top, left = kit.patch.start
-    size = f"(len(pixels), {kit.target.input_shape[0]}, {rows}, {kit.target.input_shape[-1]})"
+    *before, _, width = kit.target.input_shape
+    size = f"(len(pixels), {', '.join(map(str, before))}, {rows}, {width})"
     room = library["strip"].format(size=size) if kit.patch.carrier == "strip" else library["copy"]
-    return [room, f"pixels[:, :, {top}:{top + rows}, {left}:{left + columns}] = own"]
+    own = "own[:, None]" if kit.takes_video else "own"  # the same patch in every frame
+    return [room, f"pixels[..., {top}:{top + rows}, {left}:{left + columns}] = {own}"]
 
 
 def _load_detector(kit: Shipped) -> str:
