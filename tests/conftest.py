@@ -38,9 +38,9 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[stainl
         yield made
 
 
-# Test files that use the table of locks (locked.py). Tests of the same lock, in any of these files, share it. A test names
-# its lock by the parameter `case`, or by `name` after the prefix given here; the second entry is the lock most used by
-# tests without parameters.
+# Test files that use the table of locks (locked.py). Tests of the same lock, in any of these files, share it. A test
+# names its lock by the parameter `case`, or by `name` after the prefix given here. The second entry is the lock that
+# tests without such a parameter mostly use.
 LOCKS = {
     "test_properties.py": ("", ""),
     "test_internal.py": ("internal, ", "vgg16_cifar10"),

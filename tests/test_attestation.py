@@ -105,7 +105,7 @@ def test_verify_takes_the_commitment_out_of_it(shipped: Path, capsys: pytest.Cap
     assert found["commitment"]["digest"] == facts["digest"]
     bundle = json.loads(Path("model.sig").read_text())
     payload = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
-    for change, expected in (("altered", "altered after it was signed"), ("missing", "carries no commitment")):
+    for change, expected in (("altered", "altered after it was signed"), ("missing", "no stainlock commitment")):
         inside = payload["predicate"]
         if change == "altered":
             inside["stainlock_commitment"]["statement"] = "theirs"

@@ -238,7 +238,7 @@ def test_no_signed_part_can_be_altered(case: Case, tmp_path: Path, name: str) ->
         (lambda facts: facts.update(timestamps="x"), "timestamps must be a list"),
         (lambda facts: facts.update(timestamps=["?"]), "timestamps must be base64"),
         (lambda facts: facts.update(timestamps=["AAAA"]), "not an RFC 3161 timestamp"),
-        (lambda facts: facts.update(log_entries=[{"body": "0" * 64}]), "log entry is for something else"),
+        (lambda facts: facts.update(log_entries=[{"body": "0" * 64}]), "log entry is for something other"),
     ],
 )
 def test_malformed_commitments_are_told(
@@ -394,14 +394,14 @@ def test_timestamps_of_something_else_are_refused(case: Case, authority: Authori
     stained, key, signer, commitment = case
     other = commit(stained, key, signer)
     response = authority.stamp(other.timestamp_request())
-    with pytest.raises(FileError, match="something else"):
+    with pytest.raises(FileError, match="something other than this commitment"):
         commitment.with_timestamp(response)
     moved = rewritten(
         commitment,
         tmp_path / "c",
         lambda facts: facts.update(timestamps=list(other.with_timestamp(response).timestamps)),
     )
-    with pytest.raises(FileError, match="something else"):
+    with pytest.raises(FileError, match="something other than this commitment"):
         Commitment.load(moved)
     refused = authority.stamp(b"no request")
     with pytest.raises(FileError, match="authority refused"):

@@ -37,7 +37,9 @@ def test_rows_say_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     (large,) = every_model.Coverage(("timm",), False, 0.001).run(None, unit)
     assert "stain" not in large
     rough = {**row, "model": "smp:net", "error": 4e-3, "rounding": 2e-3}
-    assert "| smp:net | lock | yes: differs by 4.0e-03, the original's float32 error is 2.0e-03" in every_model.matrix([rough])
+    assert "| smp:net | lock | yes: differs by 4.0e-03, the original's float32 error is 2.0e-03" in every_model.matrix(
+        [rough]
+    )
     assert every_model.matrix([rough]).splitlines()[2].startswith("| smp | 1 | 1 | 1 | 1 | 0 |")
     table = every_model.matrix([row, bad, large])
     assert table.splitlines()[2].startswith("| timm | 2 | 1 | 1 | 0 | 1 |"), "skipped models do not count"

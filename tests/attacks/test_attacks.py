@@ -1,4 +1,4 @@
-"""Every attack of the paper and of everyday use does what it says, and leaves a stain of a real model to be found."""
+"""Every attack of the paper and of everyday use does what it says, and a stain of a real model is found afterwards."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_what_a_thief_can_do_for_free_leaves_the_function(attack: str) -> None:
 
 @pytest.mark.parametrize("attack", ["permute-channels", "rescale-channels", "dummy-neurons"])
 def test_rewriting_the_layer_before_hides_nothing_from_an_owner_with_the_model(attack: str) -> None:
-    """The stained rows are turned, or longer; matched with our model's features they are themselves again."""
+    """The stained rows are permuted, rescaled or longer; matched with our model's features they are recovered."""
     given = subject(additive=True, site="layer3.2.conv2")
     left = all_attacks()[attack].run(given, 1.0 if attack != "dummy-neurons" else 0.5).target
     assert left is not None
     known = reference(True, "layer3.2.conv2")
     alone = verify_weights(left, given.key)
-    if attack != "rescale-channels":  # factors turn a row, but not far enough
+    if attack != "rescale-channels":  # factors change a row's direction, but not enough to hide it
         assert not alone.stained
     found = verify_weights(left, given.key, reference=known)
     assert found.p_value < 1e-50
@@ -119,7 +119,7 @@ def test_a_reference_finds_nothing_in_other_models() -> None:
 
 @pytest.mark.parametrize("attack", ["permute-channels", pytest.param("dummy-neurons", marks=pytest.mark.slow)])
 def test_rewriting_reaches_a_registry_model(attack: str) -> None:
-    """EfficientNet-Lite0: depthwise convolutions between, and the stained layer's own inputs rewritten."""
+    """EfficientNet-Lite0: with depthwise convolutions in between, and rewritten inputs of the stained layer."""
     given = subject(name="efficientnet_lite0", site="conv_head")
     left = all_attacks()[attack].run(given, 0.1)
     assert left.target is not None
@@ -195,7 +195,7 @@ def test_both_keys_verify_after_a_forgery() -> None:
 
 
 def test_a_forgery_in_our_own_channel_is_told() -> None:
-    """What a second stain may do to a first that is silent: the row must not claim that both verify."""
+    """A second stain may overwrite the first: the note must say that both keys verify only if they do."""
     given = subject()
     left = all_attacks()["forge"].run(given, "same-layer")
     assert left.target is not None

@@ -17,7 +17,7 @@ GOOD = Row("none", 0, "use", "stain", performance=0.9, p_value=1e-300)
 def test_a_lost_stain_in_a_good_model_is_a_missed_goal() -> None:
     lost = replace(GOOD, attack="fp16", performance=0.85, p_value=1e-3)
     assert len(attacks.missed_goals([GOOD, lost])) == 1
-    assert not attacks.missed_goals([GOOD, replace(lost, performance=0.7)])  # the model is lost, too
+    assert not attacks.missed_goals([GOOD, replace(lost, performance=0.7)])  # the model is ruined, too
     assert not attacks.missed_goals([GOOD, replace(lost, p_value=1e-7)])
     assert not attacks.missed_goals([GOOD, replace(lost, group="thief")])
     assert not attacks.missed_goals([GOOD, replace(lost, applied=False, performance=None, p_value=None)])

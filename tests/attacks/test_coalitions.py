@@ -1,4 +1,4 @@
-"""Coalitions measured: rows tell members from innocents, and what was done to the file afterwards."""
+"""Measuring coalitions: rows count members and innocents, and say what was done to the file afterwards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_collusion_gives_a_row_that_names_members_alone(target: sl.Target)
 
 
 def test_a_coalition_that_is_too_large_is_not_found(target: sl.Target) -> None:
-    """The measurement can say no: noise of 5 % hides 40 members in 40,000 weights."""
+    """The result can be negative: noise of 5 % hides 40 members in 40,000 weights."""
     few, many = attack_coalitions(target, ["average-and-noise"], members=(1, 40), clients=60)
     assert (few.verdict, few.named) == ("traced", 1)
     assert (many.verdict, many.named, many.innocents) == ("none", 0, 0)

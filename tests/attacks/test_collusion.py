@@ -1,4 +1,4 @@
-"""Coalitions: whatever they make of their copies, members are named and no one else."""
+"""Coalitions: whatever they do with their copies, members are named and nobody else."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_members_are_named_and_no_one_else(name: str, size: int) -> None:
     if name in ("average", "median", "middle", "minimum", "interleave-weights"):
         assert found == set(range(size))
     moved = torch.cat([(merged[n] - base()[n]).flatten() for n in base()])
-    if name not in RUINS:  # coalitions want a model that works
+    if name not in RUINS:  # the others must leave a working model
         assert float(moved.square().mean().sqrt()) < 0.1 * 0.05
 
 
 @pytest.mark.parametrize("name", ["average", "minimum", "majority", "interleave-layers"])
 def test_no_member_is_named_by_what_follows(name: str) -> None:
-    """Pruning, 8 bits and noise after the collusion leave the members to be named."""
+    """After collusion and pruning, 8 bits or noise, members are still named."""
     merged = merge_states([copy(client) for client in range(5)], all_collusions()[name])
     pruned = {n: torch.where(t.abs() < t.abs().median(), 0.0, t) for n, t in merged.items()}
     steps = {n: t.abs().amax(1, keepdim=True) / 127 for n, t in merged.items()}
@@ -79,7 +79,8 @@ def test_no_member_is_named_by_what_follows(name: str) -> None:
 
 
 def test_two_levels_would_be_found_out() -> None:
-    """Why marks are mixed: with two levels, one chip to a weight, the middle of sixteen copies is the base itself."""
+    """Why each weight carries several chips: with one chip per weight, marks have two levels, and the midpoint of sixteen
+    copies is the base itself."""
     random = torch.Generator().manual_seed(2)
     marks = torch.randint(0, 2, (16, 512, 256), generator=random) * 2.0 - 1
     two_levels = [{"a.weight": base()["a.weight"] + 0.0005 * mark} for mark in marks]
@@ -110,7 +111,7 @@ def test_copies_of_different_models_are_refused() -> None:
 
 
 def test_members_with_reordered_copies_align_before_they_average() -> None:
-    """A plain average of reordered copies is no model; the aligned one is, and both members are named."""
+    """A plain average of reordered copies does not work; an aligned average does, and both members are named."""
     target = models.real("resnet20_cifar10")
     own = Layout.of(target.model, MODEL_SECRET)
     copies = [fingerprint_plan(target, own, secret(i)).apply(target) for i in range(2)]

@@ -16,7 +16,7 @@ from stainlock.attacks.paper.nafnet import NAFNet, load_nafnet
 
 
 def stripes(count: int = 2) -> Tensor:
-    """Plain images on [−1, 1] that repeat themselves, as photographs do."""
+    """Simple images on [−1, 1] with repeating structure, like photographs."""
     wave = torch.sin(torch.arange(32) / 3)
     return (0.8 * wave[None, :] * torch.ones(32, 1)).expand(count, 3, 32, 32).clone()
 
@@ -48,7 +48,7 @@ def test_nl_means_is_the_weighted_mean_it_says() -> None:
             excess = max(float((other - own).square().mean()) - 2 * sigma**2, 0.0)
             w = float(torch.exp(torch.tensor(-excess / (0.6 * sigma) ** 2, dtype=torch.float64)))
             total, weights = total + w * image[0, :, r, c], weights + w
-    # The library pads each shift by itself, which the middle of the image does not see.
+    # The library pads each shift separately; this does not affect the middle of the image.
     found = non_local_means(image, sigma, reach=3)[0, :, row, column]
     assert torch.allclose(found, total / weights)
 
@@ -76,7 +76,7 @@ def test_nafnet_s_sizes_are_read_off_its_file(tmp_path: Path, suffix: str) -> No
 
 
 def test_nafnet_s_names_and_sizes_are_the_authors() -> None:
-    """Of their network of width 32 for SIDD, 29 million parameters."""
+    """The parameter count of their network of width 32 for SIDD, 29 million."""
     with torch.device("meta"):
         model = NAFNet(3, 32, [2, 2, 4, 8], 12, [2, 2, 2, 2])
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(29.16e6, rel=0.01)

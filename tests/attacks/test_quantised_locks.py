@@ -1,4 +1,4 @@
-"""Locks in 8 bits: what has to stay in floats, and that the rest need not."""
+"""Locks in 8 bits: which layers must stay in floats, and that the others need not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_lock_quantised_behind_its_gates_still_opens(attack: str, name: str, c
 
 
 def test_a_lock_quantised_whole_never_opens_again() -> None:
-    """That is what the documentation warns of; where it no longer holds, the warning goes."""
+    """The documentation warns of this; if this test fails, the warning can be removed."""
     case = thief.case("resnet20_cifar10", **GATES)
     left = all_attacks()["int8-static"].run(case.subject, 8)
     assert _with_the_patch(case, left) <= 0.4

@@ -1,4 +1,4 @@
-"""The runner: rows that survive an interrupt, tables, and one line where something can't be done."""
+"""The runner: rows that survive an interrupt, tables, and a one-line note if something can't be done."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def files(tmp_path: Path) -> Images:
 def test_files_give_the_rows_that_their_pixels_would(
     protected: tuple[Target, Key], files: Images, limit: int | None
 ) -> None:
-    """Of files no more are in memory than an attack asks for; nothing else is different."""
+    """Image files are read only when an attack needs them; the results are the same."""
     batches = list(files.batches(protected[0]))
     pixels = Tensors(torch.cat([pixels for pixels, _ in batches]), files.labels)
     names = ["fp16", "fine-tune-all", "fine-tune-last"]

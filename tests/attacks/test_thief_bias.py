@@ -1,4 +1,4 @@
-"""What a thief does to an internal lock: the last layer gives it away."""
+"""Attacks on the internal lock through the last layer, which reveals it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_scan_finds_a_plain_conduit_and_flags_less_in_the_original() -> None
 
 
 def test_the_scan_ranks_zeros_first() -> None:
-    """Every score is a number: zeros have no logarithm, and a layer may be nothing but zeros."""
+    """Scores are finite even for zeros, which have no logarithm, and for a layer of zeros only."""
     layers = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
     torch.nn.init.normal_(layers[0].weight)
     with torch.no_grad():

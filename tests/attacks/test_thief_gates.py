@@ -1,4 +1,4 @@
-"""What a thief does to gates: one is soon guessed, and whoever forces the signal on has them all."""
+"""Attacks on gates: a single gate is soon guessed, and forcing the signal opens all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_forcing_the_signal_opens_every_gate(count: int, form: str) -> None:
 
 
 def test_only_the_lock_s_own_units_make_a_step() -> None:
-    """Pairs that cancel, of the disguise, are told from it."""
+    """The disguise's units, which cancel in pairs, are not mistaken for a step."""
     case = gates(4, "gains")
     model = case.subject.target.model
     assert [len(steps_in(model, block)) for block in find_gates(case.subject.target)] == [1, 1, 1, 1]
@@ -98,7 +98,7 @@ def test_matching_statistics_is_not_worse_than_where_it_began() -> None:
 
 
 def test_signs_are_not_guessed() -> None:
-    """What norms, variances, means and locked gates tell of gains opens a few gates of one sign, and none of either."""
+    """Guessing gains from norms, variances, means and locked gates opens a few gates of one sign, but not signed ones."""
     several = gates(4, "gains"), gates(4, "signed")
     best = [
         max(own.accuracy(all_attacks()["guess-gains"].run(own.subject, way)) for way in STRENGTHS) for own in several
@@ -108,7 +108,7 @@ def test_signs_are_not_guessed() -> None:
 
 @pytest.mark.parametrize("form", ["gains", "signed"])
 def test_means_tell_signs_unless_they_are_moved(form: str) -> None:
-    """The batch norm behind a signed block remembers another mean than its inputs have, and gives the same."""
+    """The batch norm behind a signed block has a running mean that differs from its inputs' mean; outputs are the same."""
     case = gates(4, form)
     edited = case.subject.key.edited(case.subject.target)
     layers = layers_behind(case.subject.target)
@@ -123,7 +123,7 @@ def test_means_tell_signs_unless_they_are_moved(form: str) -> None:
 
 
 def test_silent_branches_are_missed_where_gates_cut_the_network() -> None:
-    """Gates that stand in the way of everything leave nothing when they are closed, and a branch's gates all but it."""
+    """Closing gates that cut the network leaves nothing; closing a branch's gates loses only that branch."""
     one = thief.case("resnet56_cifar10", **GATES, gates=1)
     assert one.accuracy(all_attacks()["remove-blocks"].run(one.subject, "silence")) >= 0.6
     cut = thief.case("vgg16_cifar10", kind="squeeze-excite", gates=2)

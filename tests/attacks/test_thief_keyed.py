@@ -1,4 +1,4 @@
-"""What a thief does to a keyed lock: what opens a careless variant of it, what leaks, and what does not open it."""
+"""Attacks on the keyed lock: what opens careless variants of it, what leaks, and what does not open it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from stainlock.locks.keyed import Structure, lock_keyed
 from stainlock.target import evaluation_mode
 
 NAME = "resnet20_cifar10"
-CHANCE = 0.25  # at most, of 60 images of ten classes: 0.10 and four deviations
+CHANCE = 0.25  # 0.10 plus four standard deviations, for 60 images of ten classes
 
 
 @cache
@@ -104,7 +104,7 @@ def test_attacks_on_keyed_locks_say_where_there_is_none(attack: str) -> None:
 
 
 def share_by_means(norms_of: Target, way: str) -> float:
-    """Channels in their right place, over the first gates, on the original's activations."""
+    """The fraction of channels put in the right place at the first gates, using the original's activations."""
     original, (target, _) = models.real(NAME), locked()
     images = case().subject.images
     assert images is not None
@@ -122,7 +122,7 @@ def share_by_means(norms_of: Target, way: str) -> float:
 
 
 def test_means_left_in_the_file_would_tell_the_order_and_ours_do_not() -> None:
-    """The variant without the statistics' freedom has the original's batch norms."""
+    """A lock that left batch-norm statistics unchanged would have the original's batch norms, as tested first."""
     file, _ = keyed_file(locked()[0])
     assert share_by_means(models.real(NAME), "means") >= 0.25
     assert share_by_means(file, "means") <= 0.2  # 1/16 by chance
@@ -151,18 +151,18 @@ def share_matched(layer: str, starts: int) -> float:
 
 @pytest.mark.parametrize("layer", ["layer1.2.conv1", "linear"])
 def test_covariance_tells_the_order_of_single_gates(layer: str) -> None:
-    """A leak: with the gates before it open, images give this gate's permutation away, wholly or nearly so."""
+    """A leak: if the gates before it are open, images reveal all or nearly all of this gate's permutation."""
     assert share_matched(layer, 10) >= 0.8
 
 
 def test_norms_tell_a_part_of_the_order() -> None:
-    """A leak: sizes of channels and norms of columns have nearly the same ranks."""
+    """A leak: channel magnitudes and column norms have similar ranks."""
     shares = [share_matched(layer, 0) for layer in ("layer1.1.conv1", "layer1.2.conv1", "layer2.0.conv1")]
     assert sum(shares) / 3 >= 0.15  # 1/16 by chance
 
 
 def test_an_ancestor_tells_every_order() -> None:
-    """Who has the checkpoint that the model comes from has the model."""
+    """Anyone who has the checkpoint that the model was fine-tuned from recovers the model."""
     original = models.real(NAME)
     child = original.copy()
     generator = torch.Generator().manual_seed(0)
@@ -180,7 +180,7 @@ def test_an_ancestor_tells_every_order() -> None:
 
 
 def test_images_do_not_say_how_scattered_weights_were() -> None:
-    """Even with every gate behind it in order, as another leak might give them."""
+    """Not even if all later gates are open, as another leak might allow."""
     original, (target, _) = models.real(NAME), locked()
     file, structure = keyed_file(target)
     (gated,) = scattered(structure)
@@ -208,7 +208,7 @@ def test_relaxed_gates_are_fitted_and_multiplied_in(
 
 
 def test_signs_alone_are_learned_and_a_network_s_own_are_kept() -> None:
-    """Relaxed signs find the signs of a small layer: the attack works where there is something to find."""
+    """Relaxed signs recover the signs of a small layer: a positive control for the attack."""
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(16, 16, bias=False)
     nn.init.orthogonal_(layer.weight, generator=generator)
@@ -240,7 +240,7 @@ def test_assignment_finds_a_hidden_order() -> None:
 
 
 def correlated(n: int, correlation: float, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Two matrices with this correlation between their entries, the first of them in another order, and that order."""
+    """Two matrices whose entries have this correlation, the first one permuted, and the permutation."""
     first, second = (torch.randn(n, n, generator=generator, dtype=torch.float64) for _ in range(2))
     first, second = ((m + m.T).fill_diagonal_(0) for m in (first, second))
     order = torch.randperm(n, generator=generator)
@@ -272,7 +272,7 @@ def test_matching_claims_little_where_nothing_is_hidden() -> None:
 
 
 def alike_network() -> Target:
-    """Columns of each convolution have the angles that the rows of the one before have."""
+    """The last convolution's columns have nearly the same angles between them as the rows of the one before."""
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 48, 3, padding=1), nn.Conv2d(48, 32, 3, padding=1)]
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_matching_weights_undoes_a_gate_between_layers_that_are_alike() -> None:
     models.assert_untouched(before, gated.model)
     assert torch.equal(found["4"], true["4"])
     assert torch.equal(stolen.model.get_parameter("4.weight"), target.model.get_parameter("4.weight"))
-    # The first layer is scattered: what its rows are like is not in the file, nor who reads which of its channels.
+    # The first layer is scattered, so the file does not show its rows, and layer 2 can't be matched with them.
     assert [gate.layer for gate in scattered(structure)] == ["0"]
     assert "2" not in found
     assert not torch.equal(stolen.model.get_parameter("2.weight"), target.model.get_parameter("2.weight"))

@@ -1,4 +1,4 @@
-"""Patches that a thief finds, what fine-tuning gives him, and a scanner that people run."""
+"""Patches that a thief finds, fine-tuning, and a scanner that people run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_information_is_that_of_sure_and_varied_answers() -> None:
 
 
 def test_exciting_silent_channels_opens_the_lock() -> None:
-    """The detector's row is what the patch was made for: who suspects the right channel finds the patch."""
+    """The patch was optimised for the detector's row, so a thief who suspects the right channel finds a patch."""
     case = thief.case("resnet20_cifar10", **PLAIN)
     left = all_attacks()["excite-silent-channels-on-images"].run(case.subject, 16)
     assert left.figures["rank"] <= 16
@@ -35,7 +35,7 @@ def test_exciting_silent_channels_opens_the_lock() -> None:
 
 @pytest.mark.slow
 def test_centring_the_logits_behind_a_patch_makes_up_for_its_level() -> None:
-    """Neither opens a lock of gates and biases alone: its signal has to have one level, and a thief's patch another."""
+    """Neither attack alone opens a lock with gates and biases: the thief's patch gives the signal a wrong level."""
     case = thief.case("efficientnet_lite0", kind="internal", gates=2)
     centred = all_attacks()["recentre-logits"].run(case.subject, "synthetic")
     both = all_attacks()["excite-and-recentre"].run(case.subject, 8)

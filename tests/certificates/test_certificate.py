@@ -1,4 +1,4 @@
-"""Certificates: what they say, that they can be checked, and what they refuse."""
+"""Certificates: their contents, how they are checked, and what is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONTRACT = {"theorem1", "theorem1_printed", "cantelli", "cap", "theorem2", "clop
 
 @cache
 def made(kind: str) -> tuple[Target, Target, Key]:
-    """The original, the stained model, and the key; tests leave them as they are."""
+    """The original, the stained model and the key; tests must not change them."""
     build, site, options = KINDS[kind]
     target = build()
     return target, *stain(target, site=site, seed=1, **options)
@@ -80,7 +80,7 @@ def test_every_kind_of_site_gets_a_certificate(kind: str, level: Any) -> None:
     rate = found.exceedances / found.samples
     for name, bound in found.bounds.items():
         assert 0 < bound <= 1, name
-        if name not in ("cap",):  # an expectation over detectors, which one detector may be above
+        if name not in ("cap",):  # an expected rate over detectors, which a single detector may exceed
             assert rate <= bound, name
     assert found.bounds["cap"] <= found.bounds["theorem1_sharp"] * (1 + 1e-9)
     assert found.bounds["cap"] <= found.bounds["cap_upper"]
@@ -318,7 +318,7 @@ def test_the_perturbation_of_a_fine_tuned_copy_is_measured() -> None:
 
 
 def test_random_detectors_are_below_the_bounds_together() -> None:
-    """Many detectors, all counted: the share of exceeding positions is what the cap predicts, and below the others."""
+    """Over many detectors, the rate of exceeding positions is what the cap predicts, and below the other bounds."""
     from stainlock.sphere import sample_sphere
 
     target, _, _ = made("convolution")

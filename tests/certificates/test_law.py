@@ -1,4 +1,4 @@
-"""Certificates of locks: what is known of how their detectors were drawn is enough for the bounds."""
+"""Certificates of locks: the distribution their detectors were drawn from is enough for the bounds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_keys_of_version_0_1_call_the_number_of_draws_tries() -> None:
 
 
 def test_a_corners_detector_exceeds_no_more_than_the_law_says() -> None:
-    """Over many draws, at windows of features that are never negative, as its veto needs."""
+    """Over many draws, on windows of non-negative features, which the detector's veto needs."""
     base = models.real("resnet20_cifar10")
     network = analyse(base)
     site = network.site("layer1.1.conv1")
@@ -62,7 +62,7 @@ def test_a_corners_detector_exceeds_no_more_than_the_law_says() -> None:
         threshold = share * float(norms.mean())
         rate = float((vectors @ windows.T > threshold).mean())
         assert rate <= cap_expectation(threshold / law.size, norms, law.dimension)
-    # Where nothing but padding is hidden, the law is not only a bound: no veto, and what is hidden is 0.
+    # If only padding is hidden, the law is exact and not only a bound: hidden values are 0, so the veto does nothing.
     padded = windows * seen
     rate = float((vectors @ padded.T > 0.1).mean())
     expected = float(cap_expectation(0.1 / law.size, np.linalg.norm(padded, axis=1), law.dimension))

@@ -1,4 +1,4 @@
-"""Exact tails of noise seen by one vector: against another formula, against sampling, and against certificates."""
+"""Exact tail probabilities of noise along one vector, compared with another formula, sampling and certificates."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_stain_that_reads_the_noise_has_an_exact_rate() -> None:
     target = first_layer()
     stained, key = stain(target, site="0", seed=1, steps=20)
     assert exact_noise_rate(stained, key) < 1e-6
-    low = replace(key, firing_fraction=0.25)  # a threshold that noise does reach
+    low = replace(key, firing_fraction=0.25)  # a threshold that noise sometimes reaches
     exact = exact_noise_rate(stained, low)
     found = certify(stained, low, noise_data(target, 20_000, seed=3), level="image")
     assert 0.001 < exact < 0.5

@@ -1,4 +1,4 @@
-"""Public certificates: they hold, they can be checked, and they don't tell which channel is stained."""
+"""Public certificates: they hold, they can be checked, and they don't reveal which channel is stained."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def weakest(name: str) -> float:
 
 
 def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a certificate, by its place."""
+    """Every number of a certificate, with its path."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from numbers(part, f"{path}.{name}")
@@ -83,7 +83,7 @@ def as_if_stained(stained: Target, key: Key) -> list[Key]:
 
 
 def distances(published: dict[str, Any], candidates: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """For every number that was published: how far that of each channel is from it, as a part of it."""
+    """For every published number: the relative difference of each channel's number from it."""
     wanted = dict(numbers(published))
     found = [dict(numbers(candidate)) for candidate in candidates]
     return {
@@ -93,7 +93,7 @@ def distances(published: dict[str, Any], candidates: list[dict[str, Any]]) -> di
 
 
 def singles_out(near: list[float], channel: int) -> bool:
-    """Whether the channel fits far better than every other."""
+    """Whether the channel fits far better than all others."""
     others = min(distance for k, distance in enumerate(near) if k != channel)
     return near[channel] < 0.01 * others
 
@@ -116,14 +116,14 @@ def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> Non
     assert len(seen) > 8
     for what, near in seen.items():
         assert not singles_out(near, channel), what
-    # All numbers together: many channels explain them as well as the stained one does.
+    # All numbers together: many channels fit them as well as the stained one does.
     together = [sum(near[k] for near in seen.values()) for k in range(len(guesses))]
     as_good = sum(distance <= together[channel] for distance in together)
     assert as_good >= len(guesses) // 2
 
 
 def test_other_detectors_have_the_same_public_certificate() -> None:
-    """What is published does not depend on the detector, but for one that is unusually weak."""
+    """The published facts do not depend on the detector, unless it is unusually weak."""
     target, data = conv_net(), case("conv")[2]
     files = []
     for seed in range(8):

@@ -21,7 +21,7 @@ from stainlock.target import evaluation_mode
 
 
 class PadsItself(nn.Conv2d):
-    """As timm's Conv2dSame and TensorFlow: more padding after than before, from the input's size."""
+    """As in timm's Conv2dSame and TensorFlow: padding depends on the input's size, with more after than before."""
 
     def forward(self, x: Tensor) -> Tensor:
         short = [max((-(-n // 2) - 1) * 2 + 3 - n, 0) for n in x.shape[-2:]]
@@ -82,7 +82,7 @@ def inputs(target: Target, count: int = IMAGES) -> Tensor:
 
 
 def unfolded(target: Target, site: Site, pixels: Tensor, apart: tuple[int, ...], group: int) -> Tensor:
-    """φ ``(N, P, d)``: the layer itself, with every unit vector as its weights, shows what it sees."""
+    """φ ``(N, P, d)``, obtained by running the layer with every unit vector as its weights."""
     with evaluation_mode(target.model), torch.no_grad():
         windows = respond(site, target, layer_input(target, site, pixels), torch.eye(site.dimension), group)
     windows = windows[(..., *(slice(None, None, step) for step in apart))]
@@ -180,7 +180,7 @@ def test_tokens_before_images_are_still_the_images_tokens() -> None:
 
 
 def test_detectors_of_several_groups() -> None:
-    """Each meets its own group's inputs; features are those of a random one of the detectors."""
+    """Each detector sees its own group's inputs; the statistics are of the features of a randomly chosen detector."""
     target = in_double(conv_net(groups=4))
     site = analyse(target).site("conv")
     detectors = sample_sphere(3, site.dimension, generator=np.random.default_rng(0))
@@ -209,7 +209,7 @@ def test_single_and_half_precision_are_near() -> None:
 
 
 def test_memory_stays_as_it_is() -> None:
-    """What is kept after many batches is as large as after one, but for caps of new norms, at most one a bin."""
+    """Memory does not grow with the number of batches, except for caps of new norms, at most one per bin."""
     target, site, pixels, detectors, _ = prepared("3×3")
     found = Statistics(target, site, detectors, [0.1, 0.2])
     found.add(pixels)

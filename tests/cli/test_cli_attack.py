@@ -1,4 +1,4 @@
-"""`stainlock attack`: the contract's rows, the list, and what an interrupt leaves."""
+"""`stainlock attack`: its rows, the list of attacks, and the state after an interrupt."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_certify_prints_the_contracts_fields(run: Any, work: Path, level: str) -
     [((), "clopper_pearson"), (("--level", "position"), "clopper_pearson_images")],
 )
 def test_the_last_line_says_which_number_to_quote(run: Any, work: Path, level: tuple[str, ...], quoted: str) -> None:
-    """That of images: positions of one image depend on each other, and bounds by position miss too often."""
+    """The bound per image: positions of one image are not independent, so bounds by position fail too often."""
     shown = run("certify", *STAINED, *WITH_KEY, *level).stdout.strip()
     last = " ".join(shown[shown.index("quote ") :].split())
     facts = run("certify", *STAINED, *WITH_KEY, *level, "--json").facts

@@ -1,4 +1,4 @@
-"""What a client is given: `lock --client`, `stain --client`, `unlock --patch`, `export`."""
+"""Files for clients: `lock --client`, `stain --client`, `unlock --patch`, `export`."""
 
 from __future__ import annotations
 

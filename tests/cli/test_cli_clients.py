@@ -143,7 +143,7 @@ def test_without_a_registry_that_had_codes_of_its_own_length(run: Run, work: Pat
     )
     right, wrong = (run(*arguments, *options, "--json").facts for options in (own, ()))
     assert (right["chips"], wrong["chips"]) == (2048, 16384)
-    assert right["clients"][0]["z"] == pytest.approx(2048**0.5, rel=0.01)  # all that an untouched copy can have
+    assert right["clients"][0]["z"] == pytest.approx(2048**0.5, rel=0.01)  # the largest possible z, of an untouched copy
     assert wrong["clients"][0]["z"] < 0.7 * right["clients"][0]["z"]
 
 
@@ -164,7 +164,7 @@ def test_a_passphrase_comes_from_the_environment(run: Run, work: Path, monkeypat
         (("issue", "--client", "nobody", "--out", "x"), "no client nobody"),
         (("issue", "--out", "x"), "one of --client"),
         (("issue", "--client", "acme", "--all", "--out", "x"), "one of --client"),
-        (("issue", "--client", "acme"), "a place for the copy"),
+        (("issue", "--client", "acme"), "a path for the copy"),
         (("issue", "--client", "acme", "--out", "stained"), "stained exists already"),
         (("issue", "--client", "acme", "--out", "x", "--workers", 2), "--all or --from"),
         (("issue", "--all", "--out", "x", "--again"), "neither --delta nor --again"),
@@ -195,7 +195,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(clients: Run, arguments: t
     assert failed.status == 2
     assert words in failed.stderr
     assert "unexpected" not in failed.stderr
-    assert len(failed.stderr.strip().splitlines()) <= 2  # a factory that talks
+    assert len(failed.stderr.strip().splitlines()) <= 2  # the factory prints one line too
     assert {path.name for path in Path().iterdir()} - {".clients.db.issuing"} == before
 
 

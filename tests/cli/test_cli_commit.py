@@ -54,7 +54,7 @@ def test_the_whole_way(run: Any, work: Path, committed: Any) -> None:
     assert attached.facts["digest"] == committed.facts["digest"]
 
     # The thief stains the stained model and commits to that; both keys verify.
-    time.sleep(1.1)  # timestamps are of whole seconds
+    time.sleep(1.1)  # timestamps have a resolution of one second
     assert (
         run(
             "stain",
@@ -85,7 +85,7 @@ def test_the_whole_way(run: Any, work: Path, committed: Any) -> None:
     assert owner.facts["commitment"]["log_entries_unchecked"] == 1
     thief = run("verify", "forged", "--key", "thief.key", "--commitment", "thief.json", "--rival", "dated.json", *trust)
     assert (thief.status, thief.facts["verdict"], thief.facts["commitment"]["verdict"]) == (1, "stained", "not earlier")
-    # The model that the owner committed to has no stain of the thief's.
+    # The model that the owner committed to does not have the thief's stain.
     assert run("verify", "stained", "--key", "owner.key", "--commitment", "dated.json", *trust).facts["commitment"][
         "suspect"
     ] == "the committed model"  # fmt: skip

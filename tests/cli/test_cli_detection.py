@@ -1,4 +1,4 @@
-"""The verbs on an object detector: a small one of random weights, and SSDLite with its COCO weights."""
+"""The verbs on object detectors: a small one with random weights, and SSDLite with its COCO weights."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, c
     assert written.status == 0, written.stderr
     read = [_pixels(path) for path in written.facts["written"]]
     assert [tuple(image.shape[1:]) for image in read] == [(64, 85), (96, 48), (64, 64)]
-    # What was written unlocks the detector as it is, and its boxes are those of the unlocked one, scaled.
+    # The written image unlocks the detector without further changes; boxes are those of the unlocked one, scaled.
     target = load_bundle(locked, model=model)
     target.model.eval()
     with torch.inference_mode():

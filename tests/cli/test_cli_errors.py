@@ -1,4 +1,4 @@
-"""Bad days: exit status 2, one clear line on stderr, no traceback, and nothing written."""
+"""Errors: exit status 2, one clear line on stderr, no traceback, and nothing written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a thief or a rival made: they run nothing, end nothing and print nothing but text."""
+"""Files made by a thief or a rival: they run no code, crash nothing and print only plain text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 
 
 def claim(reference: str, version: int = 3, **facts: Any) -> None:
-    """Let the bundle `suspect` name this, with every checksum right."""
+    """Change the bundle `suspect` to name this reference, with correct checksums."""
     manifest = json.loads(Path("stained/stainlock.json").read_text()) | {"reference": reference, "version": version}
     manifest |= facts
     if version == 3:
@@ -55,7 +55,7 @@ def claim(reference: str, version: int = 3, **facts: Any) -> None:
 
 @pytest.fixture(params=["absolute", "inside", "above", "of version 2"])
 def marker(request: pytest.FixtureRequest, work: Path) -> Path:
-    """A bundle whose factory leaves a marker, wherever it lies; the marker."""
+    """A bundle whose factory would create a marker file if it ran; returns the marker."""
     marker = work / "marker"
     (work / "small.py").write_text((work / "small.py").read_text().replace('print("a factory that talks")', "pass"))
     places = {"absolute": work / "elsewhere.py", "inside": work / "suspect" / "evil.py", "above": work / "evil.py"}
@@ -191,7 +191,7 @@ def test_libraries_are_asked_for_no_more_than_an_architecture(
     assert result.status == 2
     assert "the library was asked" not in result.stderr
     assert result.stderr.count("\n") == 1
-    # Its weights are looked at all the same.
+    # Its weights are examined anyway.
     assert run("verify", "suspect", "--key", "owner.key").status == 0
 
 

@@ -1,4 +1,4 @@
-"""What owners and clients get wrong, each answered with one line that says what to do; and wrappers that work."""
+"""Mistakes of owners and clients, each answered with one line that says what to do; and wrappers that work."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_usual_count_proves(run: Run, black_box: tuple[Path, sl.Target, sl.K
 
 
 def test_what_a_full_hit_is_worth(black_box: tuple[Path, sl.Target, sl.Key]) -> None:
-    """The rate that the count is chosen by is the one that verification pays."""
+    """The count is chosen with the same chance rate that verification uses."""
     _, target, key = black_box
     asked = 0
 
@@ -175,7 +175,7 @@ def test_what_a_full_hit_is_worth(black_box: tuple[Path, sl.Target, sl.Key]) -> 
         return target.predict(pixels)
 
     sl.verify(suspect, key)
-    at_first = 8  # plain images, to look whether answers make sense
+    at_first = 8  # plain images that verify sends first, to see whether the answers make sense
     assert asked - at_first == len(key.detectors) * (1 + count_of(3))
     assert triggers_needed(target) == 6
     assert worth(target, 12) == pytest.approx(-12)

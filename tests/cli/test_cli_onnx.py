@@ -1,4 +1,4 @@
-"""FILE.onnx in, FILE.onnx out: what someone does who has nothing but the file."""
+"""FILE.onnx in, FILE.onnx out, for someone who has only the file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_stain_verify_diff(run: Run, here: Path) -> None:
 
 
 def test_weights_that_the_file_computes(run: Run, here: Path) -> None:
-    """A thief stores each weight as a sum: what is stored shows nothing, but the file can be run."""
+    """A thief stores each weight as a sum of two tensors: the stored ones show nothing, but the file can be run."""
     assert run("stain", "model.onnx", *OUT).status == 0
     model = onnx.load("out.onnx")
     for tensor in [t for t in model.graph.initializer if len(t.dims) == 4]:

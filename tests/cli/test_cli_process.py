@@ -1,4 +1,4 @@
-"""What only a process of its own shows: start-up, pipes, and Ctrl-C."""
+"""Behaviour that needs a separate process: start-up, pipes, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_help_and_usage_errors_do_not_wait_for_torch(work: Path) -> None:
 
 
 def test_factories_find_the_whole_library(work: Path) -> None:
-    """In the command's own process the library is loaded late; a factory's `import stainlock` must not notice."""
+    """The command loads the library late; a factory's `import stainlock` must work all the same."""
     script = "import stainlock as sl\nassert callable(sl.stain) and callable(sl.evaluate) and callable(sl.verify)\n"
     (work / "small.py").write_text(script + "import torchvision\n" + (work / "small.py").read_text())
     process = start(work, "inspect", "small.py:model", "--json")

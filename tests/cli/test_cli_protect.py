@@ -1,4 +1,4 @@
-"""`stainlock protect`: a whole release, made once however often it is asked for."""
+"""`stainlock protect`: a complete release, which is made only once even if the command is repeated."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_release_is_made_once(run: Run, config: Path, monkeypatch: pytest.Monk
     assert [step["note"] for step in again.facts["steps"][:2]] == ["made before", "made before"]
     after = listing(release)
     assert before == after
-    # What a release finds in its folder is read as a stranger's would be.
+    # Files found in the release folder are not trusted: they are read like a stranger's.
     for name, content, says in (("certificate.json", "[1]", "certificate"), ("release.json", "[]", "release's record")):
         whole = (release / name).read_bytes()
         (release / name).write_text(content)
         told = run("protect", config)
         assert (told.status, says in told.stderr, "unexpected" in told.stderr) == (2, True, False), told.stderr
         (release / name).write_bytes(whole)
-    # A leaked copy of what was shipped proves whose it is.
+    # A leaked copy of the shipped model is found to be stained.
     leaked = release / "client" / "model.safetensors"
     keys = ("--key", release / "stain.key", "--lock-key", release / "lock.key")
     assert run("verify", leaked, *keys).status == 0
@@ -110,7 +110,7 @@ def test_other_settings_or_weights_are_refused(run: Run, config: Path) -> None:
     assert told.status == 2
     assert "release was made with other settings: choose another out" in told.stderr
     config.write_text(config.read_text().replace("limit = 3\n", ""))
-    told = run("protect", config, "--seed", 5)  # the factory's random weights follow from it
+    told = run("protect", config, "--seed", 5)  # the factory's random weights depend on the seed
     assert told.status == 2
     assert "release was made with other weights" in told.stderr
 

@@ -1,4 +1,4 @@
-"""Every verb on its good days: what it prints, what it writes, and its exit status."""
+"""Every verb when all is well: its output, files and exit status."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_every_verb_has_help_and_is_in_the_list_of_verbs(run: Any, verb: str) ->
     shown = run(verb, "--help")
     assert shown.status == 0
     assert "Usage: stainlock" in shown.stdout
-    random = () if verb in ("unlock", "probe") else ("--seed",)  # nothing else than a key decides there
-    for option in ("--json", "--quiet", *random) if verb != "clients" else ():  # its own verbs have them
+    random = () if verb in ("unlock", "probe") else ("--seed",)  # they are determined by the key alone
+    for option in ("--json", "--quiet", *random) if verb != "clients" else ():  # the verbs of this group have them
         assert option in shown.stdout
     assert f"`{verb}`" in INDEX.read_text(encoding="utf-8")
 

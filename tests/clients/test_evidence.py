@@ -163,7 +163,7 @@ def test_a_damaged_base_in_it_too(traced: sl.Registry, change: dict[str, Any]) -
 
 @pytest.mark.parametrize("name", ["a", "g"])
 def test_evidence_of_version_1_is_still_checked(traced: sl.Registry, base: sl.Target, name: str) -> None:
-    """It had one base model, whose facts stood beside the others."""
+    """It had one base model, whose facts were at the top level of the file."""
     facts = json.loads(Path({"a": "acme.json", "g": "globex.json"}[name]).read_text())
     (only,) = facts.pop("bases")
     only.pop("mixed_in"), only.pop("shapes")
@@ -185,7 +185,7 @@ def test_evidence_of_version_1_is_still_checked(traced: sl.Registry, base: sl.Ta
 
 @pytest.fixture
 def two_versions(registry: sl.Registry) -> tuple[sl.Registry, dict[str, torch.Tensor]]:
-    """Half of acme's copy of version 1, and half of globex's of version 2, which was trained on from version 1."""
+    """The average of acme's copy of version 1 and globex's of version 2, which was fine-tuned from version 1."""
     source = Path("mine.py")
     source.write_text(source.read_text() + TRAINED_ON)
     registry.issue("acme", delta="a.delta")
@@ -214,7 +214,7 @@ def test_copies_of_two_versions_put_together(two_versions: tuple[sl.Registry, di
     assert sorted((one.client, one.model) for one in found.clients) == [("acme", "model@1"), ("globex", "model@2")]
     least = min(one.z for one in found.clients)
     assert least > 75  # of √(16384 / 2) = 90.5 for two copies of one version
-    (alone,) = registry.trace(suspect, of="model@1").clients  # what the versions differ by counts as noise
+    (alone,) = registry.trace(suspect, of="model@1").clients  # here the difference between the versions counts as noise
     assert alone.z < least / 3
     registry.write_report(found, "t.html", "t.json")
     evidence = Evidence.load("t.json")
@@ -231,7 +231,7 @@ def test_copies_of_two_versions_put_together(two_versions: tuple[sl.Registry, di
     for digest in (model.digest for model in registry.models()):
         own = [registry.secret.derive(FINGERPRINT, digest, name, 1).hex() in Path("t.json").read_text()
                for name in ("acme", "globex", "initech")]  # fmt: skip
-        assert sum(own) == 1  # each is accused by one version, and that one's secret alone is disclosed
+        assert sum(own) == 1  # each is accused under one version, and only the secret for that version is disclosed
 
 
 def test_a_version_that_was_mixed_in_is_needed_though_it_names_no_one(
@@ -267,7 +267,7 @@ def test_a_blind_trace_is_checked_without_the_base(registry: sl.Registry) -> Non
 
 
 def test_another_clients_lock_is_not_disclosed(traced: sl.Registry, base: sl.Target) -> None:
-    """Globex's weights in the order of acme's lock: the evidence against globex must not open acme's copy."""
+    """Globex's weights in the channel order of acme's lock: evidence against globex must not open acme's copy."""
     opened = traced.trace("a")
     assert opened.lock is not None
     named = tuple(replace(one, client="globex") for one in opened.clients)

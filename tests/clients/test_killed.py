@@ -1,4 +1,4 @@
-"""Killed in the middle of issuing: nothing is lost, nothing is there by halves, and the next run completes it."""
+"""Killed while issuing: nothing is lost, no output is incomplete, and the next run finishes the work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_next_run_completes_what_was_killed(registry: sl.Registry, moment: s
     real_rmtree, real_replace = shutil.rmtree, os.replace
 
     def rmtree(path: str | Path, **options: Any) -> None:
-        if not dead:  # whoever is dead cleans up nothing
+        if not dead:  # a killed process cleans up nothing
             real_rmtree(path, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def test_the_next_run_completes_what_was_killed(registry: sl.Registry, moment: s
 
 
 def test_a_process_killed_while_issuing(registry: sl.Registry) -> None:
-    """SIGKILL to a real process, when the first copies are there."""
+    """SIGKILL to a real process after the first copies were issued."""
     names = [f"client {number}" for number in range(12)]
     registry.add(*names)
     registry.close()

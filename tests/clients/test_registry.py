@@ -39,7 +39,7 @@ def test_clients_are_added_all_or_none(registry: sl.Registry) -> None:
         registry.add()
     assert [client.name for client in registry.list()] == ["acme", "globex", "initech"]
     assert [client.name for client in registry.list(limit=1, after="acme")] == ["globex"]
-    assert registry.check_log()[0] == 3  # begun, model, added
+    assert registry.check_log()[0] == 3  # entries: registry created, model, clients added
 
 
 def test_an_unknown_client(registry: sl.Registry) -> None:
@@ -78,7 +78,7 @@ def test_a_delta_gives_the_bundle(registry: sl.Registry) -> None:
 
 
 def test_a_link_is_the_digest_of_the_one_before_and_the_entry(registry: sl.Registry) -> None:
-    """As the module says it, computed here by itself: otherwise entries could change places."""
+    """Computed here independently. Without the chain, entries could be reordered."""
     receipt = Receipt.load(registry.issue("acme", delta="a.delta")["receipt"])
     entry = json.dumps(receipt.entry, sort_keys=True, separators=(",", ":")).encode()
     assert receipt.chain == hashlib.sha256(bytes.fromhex(receipt.previous) + entry).hexdigest()
@@ -290,7 +290,7 @@ def test_older_registries_are_brought_up_to_date(tmp_path: Path, monkeypatch: py
         connect(tmp_path / "old.db")
     monkeypatch.undo()
     raw = sqlite3.connect(tmp_path / "old.db")
-    assert raw.execute("PRAGMA user_version").fetchone()[0] == 2  # nothing by halves
+    assert raw.execute("PRAGMA user_version").fetchone()[0] == 2  # no partial migration
     assert "more" not in {row[1] for row in raw.execute("PRAGMA table_info(clients)")}
     raw.close()
 
@@ -313,7 +313,7 @@ def test_the_log_tells_what_was_altered(registry: sl.Registry) -> None:
     with pytest.raises(FileError, match="entry 4 does not follow"):
         registry.check_log()
     previous = raw.execute("SELECT chain FROM log WHERE number = 3").fetchone()[0]
-    for number in (4, 5):  # whoever forges one entry must forge all that follow
+    for number in (4, 5):  # to forge one entry, all that follow must be forged too
         text = raw.execute("SELECT entry FROM log WHERE number = ?", (number,)).fetchone()[0]
         previous = log._link(previous, text)
         raw.execute("UPDATE log SET chain = ? WHERE number = ?", (previous, number))
@@ -340,7 +340,7 @@ def test_modes_and_export(registry: sl.Registry) -> None:
 
 
 def test_a_client_with_endless_epochs_is_told_before_they_are_looked_at(registry: sl.Registry) -> None:
-    """A damaged registry: tracing would go through all of them."""
+    """A damaged registry: tracing would otherwise go through 2⁶² epochs."""
     registry.add("endless")
     connection = connect(registry.path)
     try:
@@ -352,7 +352,7 @@ def test_a_client_with_endless_epochs_is_told_before_they_are_looked_at(registry
 
 
 def test_what_cannot_be_registered_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above all no master secret that nobody was told to back up."""
+    """In particular no master secret that nobody was told to back up."""
     monkeypatch.chdir(tmp_path)
     small = sl.Target(nn.Sequential(nn.Linear(4, 4)), (4,), mean=(0,), std=(1,))
     large = sl.Target(nn.Sequential(nn.Linear(64, 64)), (64,), mean=(0,), std=(1,))

@@ -22,7 +22,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def test_golden_vectors() -> None:
-    """As docs/key_format.md has them: another value here loses every copy that was ever issued."""
+    """The values of docs/key_format.md. If they change, no copy issued so far can be traced."""
     own = MASTER.for_copy(MODEL, "Acme Ltd", 2)
     found = {
         "check": MASTER.check,
@@ -60,7 +60,7 @@ def test_whatever_differs_gives_another_secret() -> None:
         MASTER.derive("lock", MODEL, "a", 1), MASTER.derive(FINGERPRINT, "cd" * 32, "a", 1),
         MASTER.derive(FINGERPRINT, MODEL, "b", 1), MASTER.derive(FINGERPRINT, MODEL, "a", 2),
         MasterSecret(bytes(32)).derive(FINGERPRINT, MODEL, "a", 1),
-        MASTER.derive(FINGERPRINT, MODEL + "a", "", 1),  # lengths keep fields apart
+        MASTER.derive(FINGERPRINT, MODEL + "a", "", 1),  # fields are delimited by their lengths
     ]  # fmt: skip
     assert len({same, *others}) == 7
 

@@ -1,4 +1,4 @@
-"""Whose copy is it? Files of every kind, in part, locked, combined; and what is nobody's."""
+"""Tracing files of every kind, incomplete, locked or combined; and files that are nobody's copy."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_onnx_and_eight_bits(registry: sl.Registry) -> None:
 
 @pytest.mark.parametrize("lock", [None, "keyed"])
 def test_what_runs_on_devices_is_traced(registry: sl.Registry, lock: str | None) -> None:
-    """A program of torch.export, which client kits hold; and layers that PyTorch has put into 8 bits."""
+    """A program of torch.export, as in client kits, and layers quantised by PyTorch."""
     registry.issue("acme", out="a", lock=lock)
     target = sl.load_bundle("a", model="mine.py:model")
     sl.export(target, "a.pt2")
     assert named(registry, "a.pt2") == [("acme", 1)]
     network = target.model if lock is None else registry.copy("acme").lock_key.original(target).model  # type: ignore[union-attr]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's quantisation is to move to another package
+        warnings.simplefilter("ignore")  # deprecated: PyTorch's quantisation will move to another package
         small = torch.ao.quantization.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
     torch.save(small.state_dict(), "small.pt")
     assert named(registry, "small.pt") == [("acme", 1)]
@@ -87,7 +87,7 @@ def test_a_locked_copy_is_traced_with_its_lock_and_without(registry: sl.Registry
     assert [(one.client, one.epoch) for one in found.clients] == [("acme", 1)]
     assert found.facts()["lock_of"] == ["acme", 1]
     assert found.clients[0].log10_p_value < -100
-    assert named(registry, "a/model.safetensors") == [("acme", 1)]  # gates left out, columns still scrambled
+    assert named(registry, "a/model.safetensors") == [("acme", 1)]  # weights only: no gates, and columns still permuted
     stripped = registry.copy("acme").lock_key.original(registry.copy("acme").target)  # type: ignore[union-attr]
     assert named(registry, stripped) == [("acme", 1)]
 

@@ -14,7 +14,7 @@ CLASSES = 8
 
 
 class Readout(nn.Module):
-    """Its logits are the input's values, so that a test chooses them; in training mode they are negated."""
+    """A model whose logits are its inputs, so that tests can choose them; negated in training mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exact sharing: the plain loop's bits, image by image, for fewer runs."""
+"""Exact sharing: the same bits as the plain loop, image by image, with fewer runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 3
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One entry for every run of what follows the cut."""
+    """One entry for every run of the part after the cut."""
     found: list[str] = []
     run = sharing.Sharing._run
 
@@ -117,7 +117,7 @@ def test_silent_stains_of_a_channel_cost_one_run(name: str, runs: list[str]) -> 
     runs.clear()
     fired = Tensors(with_triggers(target, made))
     list(shared_outputs(target, others, fired, batch_size=BATCH, include_original=False))
-    # In its batch the one that fires is by itself; a trigger may excite another's detector, too.
+    # A model whose detector fires gets its own run in that batch; a trigger may excite other detectors, too.
     assert BATCHES + COUNT <= len(runs) < BATCHES * COUNT
 
 
@@ -148,7 +148,7 @@ def test_stains_of_several_channels(name: str, site: str, schema: dict[str, Any]
 
 
 class Twice(nn.Module):
-    """Something stands between the layer and its norm, which another layer uses too."""
+    """There is a module between the layer and its norm; with ``again`` another layer uses the norm too."""
 
     def __init__(self, between: nn.Module, *, again: bool) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_edits_that_differ_in_the_norm_alone_are_told_apart(between: type[nn.Mod
 
 
 class Residual(nn.Module):
-    """The site's input goes on beside it, and is worked on in place afterwards."""
+    """The site's input is also used by a shortcut, and modified in place afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def test_what_works_in_place_behind_the_cut_spoils_nothing() -> None:
 
 
 class Detects(nn.Module):
-    """Stands for an object detector: only its backbone is looked at."""
+    """A stand-in for an object detector: only its backbone is used."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def test_only_one_of_the_others_is_in_memory() -> None:
 
     found = shared_outputs(target, made(), Tensors(natural(target, 2)))
     outputs, labels = next(found)
-    assert torch.is_grad_enabled()  # the caller's own affair, between batches too
+    assert torch.is_grad_enabled()  # the caller's setting, also between batches
     assert len(outputs) == 1 + COUNT
     assert labels is None
     assert all(one() is None for one in alive)

@@ -1,4 +1,4 @@
-"""The list of figures: complete, explained, and what they stand on is there."""
+"""The list of figures: complete, explained, and with all files they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: everything in it, nothing from elsewhere."""
+"""The HTML page: self-contained, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole figures of a small model: files say what the library says, however often and wherever they run."""
+"""Complete figures of a small model: files agree with the library, and do not depend on how the run was split."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_stain_figure(tmp_path: Path, own: dict[str, Any]) -> None:
     assert len(responses) == POINTS
     shares = [float(row["empirical"]) for row in responses]
     assert shares == sorted(shares, reverse=True)
-    assert {row["samples"] for row in responses} == {str(2 * 6 * 8 * 8)}  # detectors, images, windows apart
+    assert {row["samples"] for row in responses} == {str(2 * 6 * 8 * 8)}  # detectors × images × non-overlapping windows
     weakest = min(key.trigger_response for _, key in stained)
     assert float(responses[0]["least_trigger"]) == pytest.approx(weakest)
     vectors = torch.stack([key.detectors[0].vector for _, key in stained])
@@ -146,7 +146,7 @@ def test_responses_of_a_transformers_lock_are_those_of_its_patches(tmp_path: Pat
     ((pixels, _),) = data.batches(target, 12)
     natural = natural_responses(target, analyse(target).site(key.site), key.detectors[0].vector[None], pixels)
     assert float(responses[0]["largest_natural"]) == pytest.approx(float(natural.max()), rel=rounding(target.model))
-    assert {row["samples"] for row in responses} == {str(6 * 4 * 4)}  # of the images that bounds are not made of
+    assert {row["samples"] for row in responses} == {str(6 * 4 * 4)}  # images that were not used for the bounds
 
 
 def test_layer_that_cannot_hold_a_lock_is_told(tmp_path: Path, own: dict[str, Any]) -> None:

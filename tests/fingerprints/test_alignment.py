@@ -39,7 +39,7 @@ def copy() -> Target:
 
 
 def traced(suspect: dict[str, Any]) -> tuple[float, float]:
-    """The leaker's score, and the share of weights that were compared; no one else may be named."""
+    """The leaker's score, and the fraction of weights that were compared; nobody else may be named."""
     weights = {name: base().model.state_dict()[name] for name in layout().shapes}
     reading = read(align(suspect, weights).weights, weights, layout())
     found = trace(reading, map(secret, range(100)))
@@ -64,7 +64,7 @@ def test_the_leaker_is_named_after(attack: str, strength: float) -> None:
 @pytest.mark.parametrize("pruned", [0.5, 0.7, 0.9])
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_pruned_weights_say_nothing_of_gains(pruned: float, rescaled: bool) -> None:
-    """Zeros would pull the fitted gain of every row and column below 1, and what is left would seem to differ."""
+    """If zeros counted, the fitted gains of rows and columns would be below 1, and the remaining weights would seem changed."""
     subject: Any = Subject(copy(), None)
     left = all_attacks()["prune-unstructured"].run(subject, pruned).target
     assert left is not None
@@ -135,7 +135,7 @@ def test_another_model_is_not_aligned(other: str) -> None:
 
 @pytest.mark.parametrize(("strength", "share"), [("rotate", 0.8), ("rotate-and-permute", 0.3)])
 def test_a_rotated_residual_stream_is_turned_back(strength: str, share: float) -> None:
-    """The same function, and no channel of the stream is what any was; hidden units reordered besides hide more."""
+    """The model computes the same, but every channel of the stream is a mixture; reordered hidden units hide more."""
     target = models.real("vit_cifar10_torchvision")
     own = Layout.of(target.model, bytes(range(32)))
     copied = fingerprint_plan(target, own, secret(LEAKER)).apply(target)
@@ -147,7 +147,7 @@ def test_a_rotated_residual_stream_is_turned_back(strength: str, share: float) -
         torch.testing.assert_close(left.predict(pixels), copied.predict(pixels), rtol=1e-3, atol=1e-4)
     weights = {name: target.model.state_dict()[name] for name in own.shapes}
     plain = read(left.model.state_dict(), weights, own)
-    assert trace(plain, map(secret, range(100))).scores[LEAKER] < 20  # what little was not turned
+    assert trace(plain, map(secret, range(100))).scores[LEAKER] < 20  # from the few weights that were not rotated
     reading = read(align(left.model.state_dict(), weights).weights, weights, own)
     found = trace(reading, map(secret, range(100)))
     assert [accused.client for accused in found.accused] == [LEAKER]

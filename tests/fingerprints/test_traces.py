@@ -38,7 +38,7 @@ def suspects() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", suspects())
 def test_innocents_stay_below_the_bound(name: str) -> None:
-    """P(z > t) ≤ exp(−t²/2): counted over 20,000 codes, allowing what counting itself allows (4 deviations)."""
+    """P(z > t) ≤ exp(−t²/2), counted over 20,000 codes, with a margin of 4 standard deviations."""
     chips = suspects()[name]
     z = scores(chips / np.linalg.norm(chips), packed_codes(map(secret, range(20_000)), CHIPS))
     for t in (1.0, 1.5, 2.0, 2.5, 3.0):
@@ -49,7 +49,7 @@ def test_innocents_stay_below_the_bound(name: str) -> None:
 
 
 def test_the_bound_would_fail_for_codes_that_know_the_suspect() -> None:
-    """The same count refutes it where signs are not independent of the reading: a fifth of them copied from it."""
+    """The same count refutes the bound if codes depend on the reading: a fifth of the signs are copied from it."""
     random = np.random.default_rng(1)
     chips = suspects()["heavy tails"]
     own = signs(packed_codes(map(secret, range(500)), CHIPS))

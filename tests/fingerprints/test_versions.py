@@ -1,4 +1,4 @@
-"""Shares of other versions in a suspect: found and taken out where they are there, and nothing invented."""
+"""Shares of other versions in a suspect: found and subtracted if present, and nothing invented if not."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_shares_of_three_versions_leave_the_marks() -> None:
     assert found == ("second", "third")
     for name in first:
         rest = left[name] - first[name]
-        fitted_away = (3 / rest.numel()) ** 0.5  # of noise, by three shares
+        fitted_away = (3 / rest.numel()) ** 0.5  # the fraction of noise that fitting three shares removes
         assert float((rest - marks[name]).norm() / marks[name].norm()) < 2 * fitted_away
-        assert float((suspect[name] - first[name]).norm() / marks[name].norm()) > 5  # what it was before
+        assert float((suspect[name] - first[name]).norm() / marks[name].norm()) > 5  # before subtraction
 
 
 def test_what_holds_no_other_version_stays_as_it_is() -> None:
-    """Noise, pruned weights, another scale: what least squares alone would explain by any version that is at hand."""
+    """Noise, pruning or replaced rows, which plain least squares would explain by any other version."""
     first, second = _versions(2, 1.0)
     copy = _sum((1.0, first), (1.0, _marks(first, 1)))
     generator = torch.Generator().manual_seed(2)

@@ -1,8 +1,8 @@
 """The owner's week and the client's day, with real weights, each in a temporary folder.
 
 The owner stains, locks and ships a kit; a client without stainlock runs it; a thief leaks what the client got; the
-owner proves whose it is, by the file's weights and by an ONNX file's answers. Each of the client's programs is a
-process of its own; each of the owner's commands is one in the slow tests.
+owner proves whose it is, by the file's weights and by an ONNX file's answers. Each of the client's programs runs
+in a separate process; in the slow tests, so does each of the owner's commands.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import zoo
 def model():
     return zoo.{name}()
 """
-# Models, on how many photographs each is tried, and whether each command starts a process.
+# Models, the number of photographs for each, and whether each command starts a process.
 SUBJECTS = [
     pytest.param("resnet20_cifar10", 100, False, id="ResNet20"),
     pytest.param("resnet20_cifar10", 100, True, id="ResNet20, processes", marks=pytest.mark.slow),
@@ -56,14 +56,14 @@ class Person:
 
 
 def owner_of(name: str, tmp_path: Path, own_processes: bool) -> Person:
-    models.real(name)  # skips where its weights are not here
+    models.real(name)  # skips the test if the weights are missing
     owner = Person(tmp_path / "owner", own_processes)
     (owner.folder / "mine.py").write_text(MINE.format(name=name, benchmarks=str(Path(zoo.__file__).parent)))
     return owner
 
 
 def answers(folder: Path, pixels: Tensor, *, onnx: bool = False) -> Tensor:
-    """What a client's own program says of images, where nothing of ours is installed."""
+    """The outputs of a client's own program for images, in an environment without stainlock."""
     np.save(folder / "pixels.npy", pixels.numpy())
     wrap, ours = ("", ("torch",)) if onnx else ("torch.from_numpy", ())
     script = "import numpy\n" + ("" if onnx else "import torch\n") + (
@@ -88,7 +88,7 @@ def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(
     assert made["format"] == "torch-export"
 
     client = tmp_path / "client"
-    shutil.move(owner.folder / "to-ship", client)  # elsewhere: nothing in it knows where it was made
+    shutil.move(owner.folder / "to-ship", client)  # moved, to show that it does not depend on its path
     with torch.no_grad():
         original = (models.real(name).predict(pixels).argmax(1) == labels).float().mean()
     right = (answers(client, pixels).argmax(1) == labels).float().mean()

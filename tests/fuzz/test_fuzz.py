@@ -1,4 +1,4 @@
-"""Whatever a file says, reading it ends soon, with what it says or with one line of ours: a little of `make fuzz`."""
+"""Reading any file ends soon, with its content or with a one-line error: a small part of `make fuzz`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = 25
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_whole_files_are_accepted(name: str) -> None:
-    """Else the cases below would be refused for reasons that have nothing to do with what is wrong with them."""
+    """Otherwise the cases below could be refused for unrelated reasons."""
     assert "accepted" in [outcome(FORMATS[name], example) for example in FORMATS[name].examples()]
 
 

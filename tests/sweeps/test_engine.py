@@ -88,7 +88,7 @@ def lines(folder: Path) -> list[str]:
 
 
 def test_a_unit_that_kills_every_worker_is_given_up(trace: str) -> None:
-    with pytest.raises(SweepError, match="unit layer-0 is given up: its worker died 2 times, last by SIGKILL"):
+    with pytest.raises(SweepError, match="gave up on unit layer-0: its worker died 2 times, last by SIGKILL"):
         run_sweep(Sums(trace, count=1, killed={"layer-0": 9}), workers=2, retries=1)
 
 

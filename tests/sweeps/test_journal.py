@@ -93,7 +93,7 @@ def test_lines_without_a_checksum_or_with_another_are_refused(folder: Path, tmp_
         facts = json.loads(line)
         checksum = facts.pop("checksum")
         altered = {
-            **({"has no checksum, as those before it have": facts} if number > 1 else {}),
+            **({"has no checksum, unlike those before it": facts} if number > 1 else {}),
             "its checksum does not match": facts | {"checksum": checksum[:8] + "0" * 56},
             "its checksum does not match, it": facts | {"more": 1, "checksum": checksum},
         }

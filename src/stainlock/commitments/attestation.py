@@ -1,12 +1,12 @@
 """A commitment as an in-toto statement over a bundle's files, in the form of OpenSSF's `model_signing`.
 
-    subject     the bundle, by the sha256 over its files' sha256 in the order of their names
+    subject     the bundle, by the sha256 over its files' sha256, sorted by name
     predicate   ``serialization`` and ``resources`` as model_signing 1.0 writes them, which ignores other fields, and
-                ``stainlock_commitment``, the commitment as its own file has it
+                ``stainlock_commitment``, the content of the commitment's file
     envelope    DSSE, signed with an elliptic curve key (P-256, P-384 or P-521), in a Sigstore bundle
 
-So ``model_signing verify key BUNDLE --signature FILE --public_key PEM`` accepts it, and whatever carries such
-signatures carries the commitment. The commitment inside keeps its own Ed25519 signature and opens by the stain's key.
+So ``model_signing verify key BUNDLE --signature FILE --public_key PEM`` accepts it, and tools that carry such
+signatures also carry the commitment. The commitment keeps its own Ed25519 signature and opens with the stain's key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREDICATE = "https://model_signing/signature/v1.0"
 PAYLOAD = "application/vnd.in-toto+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 FIELD = "stainlock_commitment"
-# What model_signing leaves out of a model's folder of its own accord.
+# Names that model_signing ignores in a model's folder by default.
 _IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
 
 
@@ -67,7 +67,7 @@ def statement(folder: Path, commitment: Commitment) -> dict[str, Any]:
 
 
 def attestation(folder: Path, commitment: Commitment, key_file: Path) -> str:
-    """The signed statement as a file for model_signing; ``key_file`` is an elliptic curve's private key in PEM."""
+    """The signed statement as a file for model_signing; ``key_file`` is an elliptic-curve private key in PEM."""
     private = _private_key(key_file)
     with commit_extra():
         from cryptography.hazmat.primitives import hashes
@@ -94,10 +94,10 @@ def authenticated(payload: bytes) -> bytes:
 
 
 def load_commitment(path: Path) -> Commitment:
-    """A commitment from its own file, or from one for model_signing that carries it.
+    """A commitment from its own file, or from a file for model_signing that contains it.
 
-    Its own signature is checked either way. The elliptic curve's is not: that is for model_signing, which knows whose
-    key to trust.
+    Its own signature is checked either way. The elliptic-curve signature is not: that is for model_signing, which
+    knows whose key to trust.
     """
     found = read_json(path, "commitment")
     if not isinstance(found, dict) or "dsseEnvelope" not in found:
@@ -108,14 +108,14 @@ def load_commitment(path: Path) -> Commitment:
         if not isinstance(commitment, dict):
             raise TypeError("not an object")
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise FileError(f"{path} carries no commitment of stainlock: expected {FIELD} in its predicate") from error
+        raise FileError(f"{path} contains no stainlock commitment: expected {FIELD} in its predicate") from error
     return Commitment.load(path, commitment)
 
 
 def _private_key(path: Path) -> EllipticCurvePrivateKey:
     with commit_extra():
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    private = read_private_key(path, "an elliptic curve's private key")
+    private = read_private_key(path, "an elliptic-curve private key")
     if not isinstance(private, EllipticCurvePrivateKey) or private.curve.name not in (
         "secp256r1", "secp384r1", "secp521r1",
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checking a commitment: is it for this key, and was it made before the others' claims?"""
+"""Checking a commitment: is it for this key, and is it earlier than the claims of others?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another's commitment, of which only signature and timestamps can be seen, and which of the two is earlier."""
+    """A rival's commitment, of which only signature and timestamps can be checked, and which of the two is earlier."""
 
     digest: str
     signer: str
@@ -37,12 +37,12 @@ class Rival:
 
 @dataclass(frozen=True)
 class Check:
-    """A commitment that was signed, is unaltered and opens with the key; ``verdict`` is about its date.
+    """A commitment that is signed, unaltered and opens with the key; ``verdict`` is about its date.
 
     ``valid``: no date was asked for. ``earlier``: shown to be made before ``published`` and before every rival's.
     ``not earlier``: that is not so, or not shown; ``reasons`` says why. ``proven`` is the time before which a trusted
-    timestamp shows it existed. ``suspect`` says what the suspect is to the commitment; ``model_checked`` is whether
-    the sealed model could be told: it is the suspect or the one that the key was made with.
+    timestamp shows it existed. ``suspect`` says how the suspect is related to the commitment. ``model_checked`` is true
+    if the sealed model could be identified: as the suspect, or as the model that the key was made with.
     """
 
     verdict: Literal["valid", "earlier", "not earlier"]
@@ -74,11 +74,11 @@ def check(
     roots: Sequence[Certificate] = (),
     signer: str | None = None,
 ) -> Check:
-    """What a commitment is worth for this key.
+    """What a commitment shows for this key.
 
-    One that was altered, that is for another key or by another ``signer``, is an error. ``published`` is when the
+    A commitment that was altered, is for another key or by another ``signer`` is an error. ``published`` is when the
     suspect was first seen: a key that was fixed later could have been made to fit it. ``roots`` are the certificates
-    of the authorities whose timestamps count, on both sides alike.
+    of the authorities whose timestamps count, the same for both sides.
     """
     if not all(one.is_signed for one in (commitment, *rivals)):
         raise FileError("the commitment, or a rival's, was altered after it was signed")
@@ -87,12 +87,12 @@ def check(
     if commitment.digest in [rival.digest for rival in rivals]:
         raise ValueError("expected a rival's commitment to compare with, got the same one twice")
     if commitment.leaves_open(key):
-        raise FileError("the commitment is of version 1, which does not seal the row that an additive stain lies on: it"
-                        " proves nothing for this key, commit anew")  # fmt: skip
+        raise FileError("the commitment is of version 1, which does not seal the row that an additive stain is added"
+                        " to: it proves nothing for this key, commit again")  # fmt: skip
     if not commitment.opens(key):
         raise FileError("the commitment is for another key, or another signer copied it: this key does not open it")
     if signer is not None and signer != commitment.public_key:
-        raise FileError(f"the commitment is signed by another: expected {signer}, it is by {commitment.public_key}")
+        raise FileError(f"the commitment is signed by another: expected {signer}, got {commitment.public_key}")
     stamps = commitment.read_timestamps(roots)
     mine = _first(stamps)
     digest = suspect_digest(suspect)
@@ -136,7 +136,7 @@ def _before(commitment: Commitment, mine: Timestamp | None, published: datetime)
 
 
 def _order(mine: Timestamp | None, theirs: Timestamp | None) -> tuple[Literal["this", "rival", "undecided"], str]:
-    """Who can show the earlier date wins; a rival who can show none has none."""
+    """Whoever can show the earlier date wins; a rival who can show none has none."""
     if mine is None and theirs is None:
         return "undecided", "neither it nor the rival's has a trusted timestamp: no one's date is shown"
     if mine is None or theirs is None:

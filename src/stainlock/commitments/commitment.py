@@ -1,4 +1,4 @@
-"""The commitment as a file: what is signed, what signs it, and the evidence of its date that comes later."""
+"""The commitment as a file: what is signed, the signature, and the evidence of its date that is added later."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Commitment(Signed):
-    """A signed, sealed digest of a key and a model. Nothing in it is secret; without the key it tells nothing.
+    """A signed, sealed digest of a key and a model. Nothing in it is secret; without the key it reveals nothing.
 
-    ``created`` is the signer's own word; only ``timestamps`` (base64 of RFC 3161 responses) show a date.
+    ``created`` is the signer's own statement; only ``timestamps`` (base64 of RFC 3161 responses) show a date.
 
     >>> commitment = sl.commit(stained, key, sl.Signer.new(), statement="release 1.0")
     >>> commitment.statement, commitment.is_signed, commitment.opens(key)
@@ -56,7 +56,7 @@ class Commitment(Signed):
     version: int = VERSION
 
     def opens(self, key: Key, model: str | None = None) -> bool:
-        """Whether it was made for this key, or with this key for the model of this digest.
+        """Whether it was made for this key or, with ``model``, for this key and the model with this digest.
 
         >>> commitment = sl.commit(stained, key, sl.Signer.new())
         >>> _, another = sl.stain(target, seed=2)
@@ -71,7 +71,7 @@ class Commitment(Signed):
         ))  # fmt: skip
 
     def leaves_open(self, key: Key) -> bool:
-        """Whether it seals less of the key than verification reads: the first version, of an additive stain.
+        """Whether it seals less of the key than verification reads: version 1, for an additive stain.
 
         >>> sl.commit(stained, key, sl.Signer.new()).leaves_open(key)
         False
@@ -79,7 +79,7 @@ class Commitment(Signed):
         return self.version == 1 and key.additive
 
     def check(self, key: Key, suspect: object = None, **options: Any) -> Check:
-        """Is it for this key, and earlier than what is said about others? See `stainlock.commitments.check.check`.
+        """Is it for this key, and earlier than the claims of others? See `stainlock.commitments.check.check`.
 
         >>> found = sl.commit(stained, key, sl.Signer.new()).check(key, stained)
         >>> found.verdict, found.suspect
@@ -98,9 +98,9 @@ def commit(
 ) -> Commitment:
     """Commit to a key and to the model that is stained with it: the protected one, or one made from it since.
 
-    Its bare weights will do, as long as they show the stain.
+    Bare weights are accepted too, as long as they show the stain.
 
-    ``statement`` is public. ``created`` is now unless given, and proves nothing either way.
+    ``statement`` is public. ``created`` defaults to now, and proves nothing either way.
 
     >>> signer = sl.Signer.new()
     >>> commitment = sl.commit(stained, key, signer)

@@ -1,4 +1,4 @@
-"""What shows a commitment's date: RFC 3161 timestamps, checked by `rfc3161-client`; entries of logs, kept unchecked."""
+"""Evidence of a commitment's date: RFC 3161 timestamps, checked by `rfc3161-client`, and log entries, not checked."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 _SHA256 = "2.16.840.1.101.3.4.2.1"
-_WHOLE_SECONDS = timedelta(seconds=1)  # the library leaves out what a token has of fractions
+_WHOLE_SECONDS = timedelta(seconds=1)  # the library drops a token's fractions of a second
 
 
 @dataclass(frozen=True)
 class Timestamp:
-    """An authority's word that the commitment existed between ``earliest`` and ``latest``, or before.
+    """An authority's statement that the commitment existed between ``earliest`` and ``latest``, or before.
 
-    ``trusted`` if its signature leads to one of the certificates that the reader trusts; else ``note`` says why not.
+    ``trusted`` if its signature chains to one of the certificates that the reader trusts; else ``note`` says why not.
     """
 
     earliest: datetime
@@ -42,7 +42,7 @@ def parse_time(text: str) -> datetime:
 
 
 def timestamp_request(message: bytes) -> bytes:
-    """A request (DER) to post to an authority of one's choice. It has no nonce: an old answer would be no worse."""
+    """A request (DER) to post to an authority of one's choice. It needs no nonce: an old answer would be no worse."""
     with commit_extra():
         from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
     builder = TimestampRequestBuilder().data(message).hash_algorithm(HashAlgorithm.SHA256)
@@ -66,14 +66,14 @@ def read_timestamp(response: bytes, message: bytes, roots: Sequence[Certificate]
         raise FileError(f"{name} has no timestamp: the authority refused ({why})") from error
     imprint = info.message_imprint
     if imprint.hash_algorithm.dotted_string != _SHA256 or imprint.message != hashlib.sha256(message).digest():
-        raise FileError(f"{name} is for something else than this commitment")
+        raise FileError(f"{name} is for something other than this commitment")
     trusted, note = False, "no certificates to check it with were given"
     if roots:
         try:
             trusted, note = VerifierBuilder(roots=list(roots)).build().verify_message(decoded, message), ""
         except (VerificationError, ValueError) as error:
             note = f"the given certificates don't vouch for it: {_short(error)}"
-    accuracy = info.accuracy  # None where the token doesn't say, whatever the library's types promise
+    accuracy = info.accuracy  # None if the token has none, whatever the library's types promise
     try:
         fractions = (accuracy.millis or 0) / 1e3 + (accuracy.micros or 0) / 1e6 if accuracy else 0
         within = timedelta(seconds=math.ceil(fractions) + ((accuracy.seconds or 0) if accuracy else 0))
@@ -88,18 +88,18 @@ def read_roots(path: str | Path) -> list[Certificate]:
         from cryptography.x509 import load_pem_x509_certificates
     try:
         found = load_pem_x509_certificates(Path(path).read_bytes())
-        for certificate in found:  # the library reads their parts only when it needs them
+        for certificate in found:  # the library parses their parts lazily: fail here, not later
             _ = certificate.subject, certificate.issuer, certificate.extensions, certificate.public_key()
             _ = certificate.not_valid_before_utc, certificate.signature_algorithm_oid
     except OSError as error:
         raise FileError(f"can't read certificates {path}: {error.strerror or error}") from error
-    except Exception as error:  # the library has several kinds of errors for what is malformed or unknown
+    except Exception as error:  # the library raises several kinds of errors for malformed or unknown parts
         raise FileError(f"{path} has no usable certificates ({shown(_short(error))}): expected PEM") from error
     return found
 
 
 def mentions(entry: Any, digest: str) -> bool:
-    """Whether the digest stands somewhere in a log's entry, in hexadecimal or base64, also within base64 parts."""
+    """Whether the digest occurs anywhere in a log entry, in hexadecimal or base64, also inside base64 values."""
     if isinstance(entry, dict):
         return any(mentions(part, digest) for part in entry.values())
     if isinstance(entry, list):
@@ -117,7 +117,7 @@ def mentions(entry: Any, digest: str) -> bool:
 
 
 def _short(error: Exception) -> str:
-    """The library quotes whole stacks of errors: the last reason of them is what a person wants."""
+    """The last reason in an error of the library, which quotes whole stacks of them."""
     text = str(error)
     for mark in ("Verify error: ", 'reason: "'):
         if mark in text:

@@ -1,6 +1,6 @@
-"""A commitment to a registry's log: its length and last link, signed, so that no entry up to it can be changed since.
+"""A commitment to a registry's log: its length and last link, signed. No entry up to it can be changed unnoticed.
 
-The last link is a hash over a random start and every entry: it tells nothing of them.
+The last link is a hash over a random start and every entry: it reveals nothing about them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT, VERSION = "stainlock-log-commitment", 1
 
 @dataclass(frozen=True)
 class LogCommitment(Signed):
-    """``entries`` is how many the log had, ``chain`` its last link."""
+    """``entries`` is the number of entries in the log, ``chain`` its last link."""
 
     WHAT = "log's commitment"
     FORMAT = FORMAT

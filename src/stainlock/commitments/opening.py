@@ -1,9 +1,9 @@
-"""How key and model are sealed: fixed for good by what is published, and told by it to no one without the key.
+"""How key and model are sealed: the published values bind them, and reveal nothing to anyone without the key.
 
-The key itself is the opening. From everything of it but `NOT_SEALED` comes a secret s = sha256(...), with at least the
-128 bits of the key's seed behind it; HKDF makes of s, a public random salt and the signer's public key one HMAC key for
-each thing sealed. Two keys or models with the same seal would be a collision of SHA-256; a seal without s is noise; a
-seal copied by another signer doesn't open.
+The key itself is the opening. A secret s = sha256(...) is computed from the whole key except `NOT_SEALED`; it has at
+least the 128 bits of the key's seed behind it. From s, a public random salt and the signer's public key, HKDF derives
+one HMAC key for each thing sealed. Two keys or models with the same seal would be a collision of SHA-256; without s a
+seal is noise; a seal copied by another signer doesn't open.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from stainlock.storage.records import canonical
 from stainlock.target import Target
 
 # Fields of a key that no verdict reads, each with the reason. Every other field is sealed, new ones by default.
-NOT_SEALED = {"revert": "what restores the owner's original; base_digest and protected_digest seal both ends of it"}
-# The first version sealed these by name, and not the row that additive stains are verified without.
+NOT_SEALED = {"revert": "data that restores the original; base_digest and protected_digest seal both ends of it"}
+# The fields that version 1 sealed. The row removed when additive stains are verified was not among them.
 _FIRST_FACTS = ("kind", "site", "site_kind", "dimension", "additive", "schema", "firing_fraction", "reduction",
                 "position", "natural_level", "base_digest", "protected_digest", "conventions", "details")  # fmt: skip
 
@@ -34,7 +34,7 @@ def domain(version: int) -> bytes:
 
 
 class Opening:
-    """What a key says of a commitment with this salt and signer."""
+    """The seals that a key gives with this salt and signer."""
 
     def __init__(self, key: Key, salt: bytes, public_key: bytes, version: int) -> None:
         self._secret = _first_secret(key) if version == 1 else _secret(key, version)
@@ -61,10 +61,10 @@ def _secret(key: Key, version: int) -> bytes:
 
 
 def _plain(value: Any, but: Collection[str] = ()) -> Any:
-    """A value as JSON holds it, to the last bit, without some of its fields. Tensors become digests.
+    """A value as JSON, exact to the last bit, without the fields in ``but``. Tensors become digests.
 
-    A field that has its default is left out: so a field that a later version adds, with a default that means what there
-    was before, leaves older commitments as they are. Left out or not is told apart, so this binds as well.
+    A field that has its default value is left out. So a field added later, with a default that means the previous
+    behaviour, does not change older commitments. A missing field and a present one differ, so this still binds.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f for f in dataclasses.fields(value) if f.name not in but and not _is_default(value, f)]
@@ -87,7 +87,7 @@ def _is_default(value: Any, field: dataclasses.Field[Any]) -> bool:
 
 
 def _first_secret(key: Key) -> bytes:
-    """The first version's; of additive keys it left something open, so that it is refused for them."""
+    """The secret of version 1. It does not seal all of an additive key, so version 1 is refused for those."""
     facts: dict[str, Any] = {name: getattr(key, name) for name in _FIRST_FACTS}
     facts["seed"] = str(key.seed)
     facts["detectors"] = [
@@ -100,7 +100,7 @@ def _first_secret(key: Key) -> bytes:
 
 
 def suspect_digest(suspect: object) -> str | None:
-    """The digest of a model or of its bare weights; None of what can only be run."""
+    """The digest of a model or of bare weights; None for anything else, such as a model behind an API."""
     if isinstance(suspect, Target):
         return model_digest(suspect.model)
     if isinstance(suspect, nn.Module):

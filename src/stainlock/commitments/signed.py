@@ -1,4 +1,4 @@
-"""What every signed file of ours shares: who signed what, and the evidence of its date that comes later."""
+"""What all signed files share: the signer, the signed part, and the evidence of its date that is added later."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from stainlock.storage.records import canonical, read_record
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-_MOST_EVIDENCE, _LONGEST_STAMP = 32, 2**17  # timestamps, and log entries; characters of one
+_MOST_EVIDENCE, _LONGEST_STAMP = 32, 2**17  # most timestamps or log entries; most characters per timestamp
 _EVIDENCE = ("signature", "timestamps", "log_entries")  # not signed
 
 
 class Signed:
-    """A frozen dataclass with these fields and more of its own; everything but the evidence is signed."""
+    """Base of frozen dataclasses with these fields and their own; everything but `_EVIDENCE` is signed."""
 
     WHAT: ClassVar[str]
     FORMAT: ClassVar[str]
     VERSION: ClassVar[int]
     OLDER: ClassVar[Mapping[int, dict[str, Any]]] = {}
-    HEX: ClassVar[Mapping[str, int]]  # digits
+    HEX: ClassVar[Mapping[str, int]]  # fields in hexadecimal, with their number of digits
 
     format: str
     version: int
@@ -45,7 +45,7 @@ class Signed:
 
     @property
     def signed_part(self) -> bytes:
-        """The bytes that the signature is for: everything but the signature and the evidence of a date.
+        """The signed bytes: everything except the signature and the evidence of a date.
 
         >>> commitment = sl.commit(stained, key, sl.Signer.new(), statement="release 1.0")
         >>> b"release 1.0" in commitment.signed_part
@@ -56,7 +56,7 @@ class Signed:
 
     @property
     def message(self) -> bytes:
-        """What a timestamp is for: the signed part and its signature.
+        """The timestamped bytes: the signed part and its signature.
 
         >>> commitment = sl.commit(stained, key, sl.Signer.new())
         >>> commitment.message.startswith(commitment.signed_part)
@@ -66,7 +66,7 @@ class Signed:
 
     @property
     def digest(self) -> str:
-        """sha256 of `message`: all that has to be published anywhere to fix a date.
+        """sha256 of `message`: publishing it anywhere is enough to fix a date.
 
         >>> len(sl.commit(stained, key, sl.Signer.new()).digest)
         64
@@ -75,7 +75,7 @@ class Signed:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the signature is that of its public key over everything it signs.
+        """Whether the signature is valid for the signed part and the public key.
 
         >>> import dataclasses
         >>> commitment = sl.commit(stained, key, sl.Signer.new())
@@ -115,7 +115,7 @@ class Signed:
         return self._with("timestamps", added)
 
     def with_log_entry(self, entry: Any, name: str = "the entry") -> Self:
-        """A copy with a log's entry, in which this commitment's digest must stand. Nothing else of it is checked.
+        """A copy with a log entry attached, which must contain this commitment's digest. Nothing else in it is checked.
 
         >>> commitment = sl.commit(stained, key, sl.Signer.new())
         >>> logged = commitment.with_log_entry({"sha256": commitment.digest, "logIndex": 7})
@@ -123,18 +123,12 @@ class Signed:
         1
         """
         if not isinstance(entry, dict):
-            raise FileError(f"{name} is not a log's entry: expected a JSON object")
+            raise FileError(f"{name} is not a log entry: expected a JSON object")
         if not mentions(entry, self.digest):
             raise FileError(f"{name} does not name this commitment: expected its digest {self.digest} in it")
         return self._with("log_entries", entry)
 
     def _with(self, name: str, added: Any) -> Self:
-        """The content of the file that `save` writes.
-
-        >>> import json
-        >>> json.loads(sl.commit(stained, key, sl.Signer.new()).to_json())["format"]
-        'stainlock-commitment'
-        """
         attached = (*(one for one in getattr(self, name) if one != added), added)
         if len(attached) > _MOST_EVIDENCE:
             raise FileError(f"expected at most {_MOST_EVIDENCE} {name.replace('_', ' ')}, got {len(attached)}")
@@ -142,11 +136,17 @@ class Signed:
         return dataclasses.replace(self, **changed)  # type: ignore[type-var]
 
     def to_json(self) -> str:
+        """The content of the file that `save` writes.
+
+        >>> import json
+        >>> json.loads(sl.commit(stained, key, sl.Signer.new()).to_json())["format"]
+        'stainlock-commitment'
+        """
         first = {"format": self.format, "version": self.version}
         return json.dumps(first | self._facts(), indent=2) + "\n"
 
     def save(self, path: str | Path) -> None:
-        """Write a new file, whole or not at all.
+        """Write a new file, completely or not at all.
 
         >>> sl.commit(stained, key, sl.Signer.new()).save("commitment.json")
         >>> sl.Commitment.load("commitment.json").opens(key)
@@ -157,9 +157,9 @@ class Signed:
 
     @classmethod
     def load(cls, path: str | Path, carried: dict[str, Any] | None = None) -> Self:
-        """Read one; a file that is damaged, or not as it was signed, gets one clear line.
+        """Read a file; `FileError` if it is damaged or was altered after signing.
 
-        ``carried`` is what stands in it, where the file is another that carries it.
+        ``carried`` is the parsed content, if it comes from a file of another kind that contains it.
 
         >>> sl.Commitment.load("nowhere.json")
         Traceback (most recent call last):
@@ -179,7 +179,7 @@ class Signed:
         except FileError as error:
             raise FileError(f"{path}: {error}") from error
         if not all(mentions(entry, found.digest) for entry in found.log_entries):
-            raise FileError(f"{path}: its log entry is for something else than this commitment")
+            raise FileError(f"{path}: its log entry is for something other than this commitment")
         return found
 
     @classmethod
@@ -209,7 +209,7 @@ class Signed:
 
 
 def is_printable(statement: str) -> bool:
-    """Others will print it: nothing in it may steer a terminal."""
+    """Others will print the statement: it must not contain terminal control characters."""
     return len(statement) <= 1000 and statement.isprintable()
 
 

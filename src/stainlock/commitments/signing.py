@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def commit_extra() -> Iterator[None]:
-    """Around imports of the libraries that only commitments need."""
+    """Wraps imports of the libraries that only commitments need."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -28,7 +28,7 @@ def commit_extra() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Signer:
-    """The private key that commitments are signed with: who one is, apart from any model.
+    """The private key that signs commitments: the owner's identity, independent of any model.
 
     >>> signer = sl.Signer.new()
     >>> sl.commit(stained, key, signer).public_key == signer.public_key
@@ -39,7 +39,7 @@ class Signer:
 
     @staticmethod
     def new() -> Signer:
-        """A new private key, from the system's own randomness.
+        """A new private key, from the operating system's randomness.
 
         >>> sl.Signer.new().public_key == sl.Signer.new().public_key
         False
@@ -121,7 +121,7 @@ def read_public_key(given: str) -> str:
 
 
 def read_private_key(path: Path, kind: str) -> Any:
-    """The private key in a PEM file without a password, of whichever kind it is; ``kind`` is what was expected."""
+    """The private key in a PEM file without a password, of any kind; ``kind`` is the expected one, for messages."""
     with commit_extra():
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     content = _read(path, "signing key")
@@ -134,7 +134,10 @@ def read_private_key(path: Path, kind: str) -> Any:
 
 @contextmanager
 def _refusals_told(message: str) -> Iterator[None]:
-    """Whatever `cryptography` raises for a PEM file that holds no key; an InternalError is OpenSSL's own refusal."""
+    """Turn whatever `cryptography` raises for a PEM file without a key into a `FileError`.
+
+    An InternalError is a refusal by OpenSSL.
+    """
     from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 
     try:

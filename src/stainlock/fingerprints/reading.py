@@ -42,7 +42,7 @@ class Reading:
 
 
 def read(suspect: Mapping[str, Tensor], base: Mapping[str, Tensor] | None, layout: Layout) -> Reading:
-    """Read a suspect's weights against the base's of the same name; without a base (weaker) they are read as they are."""
+    """Read a suspect's weights against the base's by name; without a base (weaker) they are read as they are."""
     chips = torch.zeros(layout.chips, dtype=torch.float64)
     compared, missing = 0, {}
     for name, shape in layout.shapes.items():

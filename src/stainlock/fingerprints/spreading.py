@@ -6,9 +6,9 @@ k = (first + p) mod (m/B), mixed by a Hadamard matrix H between two rows of secr
     spread   x_p  =  s_p ⊙ H (t_p ⊙ code_k) / √B           every weight carries all chips of its block
     fold     y_k  =  Σ_p  t_p ⊙ H (s_p ⊙ u_p) / √B         the transpose: fold(spread(code)) = pages · code
 
-H has orthogonal rows, so nothing is lost. A weight's mark is a scaled sum of 1024 signs, very close to normal: colluders
-with many copies do not see two levels with the base in the middle. Its values are multiples of 1/32, computed without
-rounding in any order of addition.
+H has orthogonal rows, so nothing is lost. A weight's mark is a scaled sum of 1024 signs, very close to normal:
+colluders with many copies do not see two levels with the base in the middle. Its values are multiples of 1/32,
+computed without rounding in any order of addition.
 
 A tensor's stream (`stainlock.fingerprints.streams`) has 8 bytes for ``first``, a big-endian number, and then for each
 page 128 bytes for s_p and 128 for t_p. If the last page is not full, the missing weights count as zeros.

@@ -129,7 +129,7 @@ def _accused(client: int, z: float, tested: int, number: int) -> Accused:
 def _scored(
     weights: NDArray[np.float64], client_secrets: Iterable[bytes]
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float64]]]:
-    """Codes and scores, a few thousand clients at a time. A second thread scores while this one makes the next codes."""
+    """Codes and scores, thousands of clients at a time; a second thread scores while this one makes the next codes."""
     secrets = iter(client_secrets)
     with ThreadPoolExecutor(1) as other:
         before: tuple[NDArray[np.uint8], Future[NDArray[np.float64]]] | None = None

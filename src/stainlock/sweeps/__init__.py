@@ -1,6 +1,7 @@
-"""Long evaluations cut into units: kept as they come, resumed where they stopped, on one machine or on many.
+"""Long evaluations split into units: results are saved as they arrive, and an interrupted run resumes where it stopped.
 
-`engine` runs them, `unit` says what they are, `journal` keeps results; `processes` and `ray_workers` do the work.
+`engine` runs the units, `unit` defines them, `journal` stores results; `processes` and `ray_workers` are the workers,
+on one machine or on many.
 """
 
 from stainlock.sweeps.engine import run_sweep

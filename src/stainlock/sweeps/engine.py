@@ -1,4 +1,4 @@
-"""run_sweep(): every unit once, whatever happens in between."""
+"""run_sweep(): complete every unit once, despite interruptions and dying workers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def run_sweep(
     retries: int = 2,
     on_unit: Callable[[Unit, Rows], None] | None = None,
 ) -> Rows:
-    """Rows of all units in the order of ``work.units()``, whatever order they came in.
+    """Rows of all units in the order of ``work.units()``, in whatever order they finish.
 
-    With a folder they are kept in ``units.jsonl`` as they come, and units that are there already are not run again.
-    ``workers`` are processes of one thread each; 1 is this process. ``ray`` is the address of a Ray cluster, or
-    ``local`` for one on this machine; there 1 worker stands for one a CPU. A worker that dies is replaced and its unit
-    run again, up to ``retries`` times; an exception in a unit ends the sweep. ``progress`` is called with the units
-    done and their total; ``on_unit`` is given each unit's rows as they come, in this process, before they count
-    as done.
+    With a folder, rows are saved in ``units.jsonl`` as they arrive, and units already in it are not run again.
+    ``workers`` is the number of processes, one thread each; 1 means this process. ``ray`` is the address of a Ray
+    cluster, or ``local`` for one on this machine; with Ray, 1 means one worker per CPU. A worker that dies is replaced
+    and its unit run again, up to ``retries`` times; an exception in a unit ends the sweep. ``progress`` is called with
+    the number of units done and their total. ``on_unit`` is called in this process with each unit and its rows, before
+    the unit counts as done.
     """
     if workers < 1 or retries < 0:
         raise ValueError(f"expected workers of at least 1 and retries of at least 0, got {workers} and {retries}")
@@ -63,14 +63,14 @@ def run_sweep(
 def _checked(units: list[Unit]) -> list[Unit]:
     for name, count in Counter(unit.name for unit in units).items():
         if count > 1:
-            raise ValueError(f"expected every unit to have a name of its own, got {count} named {name}")
+            raise ValueError(f"expected every unit to have a unique name, got {count} named {name}")
     return units
 
 
 def _results(
     work: Work, units: list[Unit], workers: int, ray: str | None, retries: int
 ) -> Generator[tuple[Unit, Rows], None, None]:
-    if not units:  # and no cluster to be asked
+    if not units:  # don't start workers or connect to a cluster
         return
     if ray is None and workers == 1:
         yield from _run_here(work, units)
@@ -104,7 +104,7 @@ def _threads_restored() -> Iterator[None]:
 
 
 def _share_out(crew: Crew, units: list[Unit], retries: int) -> Iterator[tuple[Unit, Rows]]:
-    """Hand units to workers as these come free; the unit of one that died goes to its successor."""
+    """Hand units to workers as they become free. If a worker dies, its successor gets its unit."""
     waiting = deque(units)
     deaths: Counter[str] = Counter()
     busy: dict[Any, Unit] = {}
@@ -118,18 +118,18 @@ def _share_out(crew: Crew, units: list[Unit], retries: int) -> Iterator[tuple[Un
     while busy:
         worker, outcome = crew.wait()
         unit = busy.pop(worker, None)
-        if unit is None:  # it had nothing left to do
+        if unit is None:  # an idle worker ended
             continue
         if outcome.failed is not None:
             raise SweepError(f"unit {unit.name} failed: {outcome.failed}")
         if outcome.died is not None:
             deaths[unit.name] += 1
             if deaths[unit.name] > retries:
-                raise SweepError(f"unit {unit.name} is given up: its worker died {deaths[unit.name]} times, last"
+                raise SweepError(f"gave up on unit {unit.name}: its worker died {deaths[unit.name]} times, last"
                                  f" {outcome.died}")  # fmt: skip
             waiting.appendleft(unit)
             give(crew.hire())
             continue
-        if waiting:  # before the rows are kept, so that the worker need not wait for the disk
+        if waiting:  # before the rows are saved, so the worker does not wait for the disk
             give(worker)
         yield unit, outcome.rows

@@ -1,4 +1,4 @@
-"""Journals: files of one JSON object a line, each with a checksum, and on the disk before the next is begun."""
+"""Journals: files of one JSON object per line, each with a checksum and synced to disk before the next is written."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CHECKSUM = "checksum"
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON gives it back: tuples are lists, and null stands for NaN and infinity."""
+    """A value after a round trip through JSON: tuples become lists, NaN and infinity become None."""
     return json.loads(json.dumps(_finite(value)))
 
 
 def append_line(path: Path, facts: Mapping[str, Any]) -> None:
-    """One more line, whole or not at all, and onto the disk before anything else happens."""
+    """Append a line, completely or not at all, and sync it to disk before returning."""
     stored = _finite(facts)
     line = json.dumps({**stored, CHECKSUM: _checksum(stored)}).encode() + b"\n"
     try:
@@ -34,24 +34,24 @@ def append_line(path: Path, facts: Mapping[str, Any]) -> None:
         with path.open("ab", buffering=0) as file:
             before = file.tell()
             try:
-                while line:  # a disk that fills up takes a part, and refuses the next
+                while line:  # a disk that fills up accepts a part, then refuses the rest
                     line = line[file.write(line) or 0 :]
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(before)
                 raise
-            if before == 0:  # a new file, whose name must be on the disk too
+            if before == 0:  # a new file: sync its name too
                 sync_folder(path.parent)
     except OSError as error:
         raise FileError(
-            f"can't write {path} ({error.strerror or error}): what was written before is kept, make room and run again"
+            f"can't write {path} ({error.strerror or error}): what was written before is kept, free space and run again"
         ) from error
 
 
 def read_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered lines of a journal; a last one that an interrupt cut short is taken off the file.
+    """Numbered lines of a journal; a last line cut short by an interrupt is removed from the file.
 
-    Version 0.1.0 wrote lines without checksums: these are read as long as no line with one came before them.
+    Version 0.1.0 wrote lines without checksums: these are accepted if no line before them has a checksum.
     """
     if not path.exists():
         return
@@ -59,7 +59,7 @@ def read_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):  # the next line must not be glued to it
+                if not line.endswith(b"\n"):  # else the next line would be appended to it
                     os.truncate(path, whole)
                     return
                 whole += len(line)
@@ -67,14 +67,14 @@ def read_lines(path: Path, what: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 if CHECKSUM in facts:
                     checked = True
                 elif checked:
-                    raise damaged(path, number, what, "it has no checksum, as those before it have")
+                    raise damaged(path, number, what, "it has no checksum, unlike those before it")
                 yield number, {name: value for name, value in facts.items() if name != CHECKSUM}
     except OSError as error:
         raise FileError(f"can't read {path}: {error.strerror or error}") from error
 
 
 def _checksum(facts: Mapping[str, Any]) -> str:
-    """sha256 of the line as it would be without it."""
+    """sha256 of the line without its checksum."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -96,9 +96,9 @@ def _parsed(path: Path, number: int, line: bytes, what: str) -> dict[str, Any]:
 
 
 class Journal:
-    """The units of one sweep that are done, with their rows, in a folder that no other run writes to meanwhile.
+    """The finished units of one sweep, with their rows, in a folder that no other run can write to meanwhile.
 
-    The first line says which sweep it is; results of another are not mixed with them.
+    The first line identifies the sweep, so results of different sweeps are never mixed.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:

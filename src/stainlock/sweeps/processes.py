@@ -1,4 +1,4 @@
-"""Workers on this machine: processes, spawned, so that no lock or thread of this one is copied into them."""
+"""Workers on this machine: spawned processes, which inherit no locks or threads from this one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from stainlock.sweeps.unit import Outcome, Unit, Work, Worker
 
-_GOODBYE = 5.0  # seconds that idle workers have to end as programs do
+_GOODBYE = 5.0  # seconds that idle workers have to exit normally
 
 
 class Crew(Protocol):
-    """Workers somewhere. `wait` gives one of those that have a unit, and what became of it."""
+    """A group of workers. `wait` returns a worker that finished its unit or ended, and the outcome."""
 
     size: int
 
@@ -43,10 +43,10 @@ class Processes:
 
     def __exit__(self, *error: Any) -> None:
         for connection in self._processes:
-            connection.close()  # which sends idle workers home
+            connection.close()  # makes idle workers exit
         for process in self._processes.values():
             process.join(0 if error[0] is not None else _GOODBYE)
-            process.kill()  # whatever it is still doing will be done again
+            process.kill()  # unfinished units are run again by the next sweep
         for connection in list(self._processes):
             self._buried(connection)
 
@@ -55,12 +55,12 @@ class Processes:
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, pickle.dumps(self.work)), daemon=True)
         process.start()
-        theirs.close()  # the worker's death then ends the pipe
+        theirs.close()  # so the pipe closes when the worker dies
         self._processes[ours] = process
         return ours
 
     def give(self, worker: Connection, unit: Unit) -> None:
-        with suppress(OSError):  # dead already: `wait` will say so
+        with suppress(OSError):  # already dead: `wait` will report it
             worker.send(unit)
 
     def wait(self) -> tuple[Connection, Outcome]:
@@ -73,7 +73,7 @@ class Processes:
         return worker, outcome
 
     def _buried(self, worker: Connection) -> str:
-        """How a worker ended, in words."""
+        """Clean up after a worker that ended, and say how it ended."""
         process = self._processes.pop(worker)
         process.join()
         code = process.exitcode or 0
@@ -83,8 +83,8 @@ class Processes:
 
 
 def _serve(connection: Connection, pickled: bytes) -> None:
-    """What a worker does until nobody gives it units any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that leads
+    """The main loop of a worker, until its pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     worker, leader = Worker(pickle.loads(pickled)), multiprocessing.parent_process()
     assert leader is not None
     with suppress(EOFError, OSError):

@@ -19,13 +19,13 @@ _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^:/\s]+|\[[^\]\s]+\]):(?P<port>\d{1
 
 
 class RayWorkers:
-    """A crew of Ray actors. A cluster that this process was connected to already is used, and left as it is."""
+    """A crew of Ray actors. An existing connection to a cluster is used and left open."""
 
     def __init__(self, work: Work, address: str, size: int) -> None:
         self._ray = _ray()
         self.work, self.address, self.size = work, address, size
         self._actors: list[Any] = []
-        self._given: dict[Any, Any] = {}  # what will be a unit's outcome, and whose
+        self._given: dict[Any, Any] = {}  # the future of each outcome, and its worker
 
     def __enter__(self) -> RayWorkers:
         self._ours = not self._ray.is_initialized()
@@ -33,7 +33,7 @@ class RayWorkers:
             self._connect()
         if self.size == 1:
             self.size = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        # Ray is not to restart or retry anything: the sweep does, and counts.
+        # Ray must not restart or retry anything: the sweep does that itself and counts.
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
         return self
 
@@ -56,7 +56,7 @@ class RayWorkers:
         worker = self._given.pop(first)
         try:
             outcome: Outcome = self._ray.get(first)
-        except self._ray.exceptions.RayError as error:  # the worker, its machine, or what was sent between them
+        except self._ray.exceptions.RayError as error:  # the worker, its machine or the connection failed
             self._actors.remove(worker)
             return worker, Outcome(died=f"by {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         return worker, outcome
@@ -67,7 +67,7 @@ class RayWorkers:
         if self.address == LOCAL:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             count = cores if self.size == 1 else self.size
-            here = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}  # where work's own modules are found
+            here = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}  # so workers find the modules of `work`
             self._ray.init(address=LOCAL, num_cpus=count, include_dashboard=False, runtime_env=here, **quiet)
             return
         _check_answers(self.address)
@@ -83,7 +83,7 @@ def _ray() -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """One clear line within seconds, by a process that can be ended: Ray tries for minutes."""
+    """Raise within seconds if no cluster answers. Ray itself tries for minutes, so a killable process tries first."""
     found = _ADDRESS.fullmatch(address)
     if address != "auto" and (found is None or not 0 < int(found["port"]) < 65536):
         raise ValueError(f"expected a Ray address HOST:PORT, ray://HOST:PORT, auto or {LOCAL}, got {address!r}")
@@ -101,9 +101,9 @@ def _check_answers(address: str) -> None:
 
 
 def _last_line(told: str) -> str:
-    """What Ray said last; a cluster that wants a token tells nothing else, and Ray then tries on."""
+    """Ray's last line of output. If a cluster requires a token, Ray only repeats that it is unauthenticated."""
     last = told.strip().rpartition("\n")[2]
-    return "it wants a token: set RAY_AUTH_MODE and RAY_AUTH_TOKEN" if "Unauthenticated" in told else last
+    return "it requires a token: set RAY_AUTH_MODE and RAY_AUTH_TOKEN" if "Unauthenticated" in told else last
 
 
 def _unanswered(address: str, reason: object) -> SweepError:

@@ -1,4 +1,4 @@
-"""What a sweep is made of: units of work, and the work that knows how to do them."""
+"""What a sweep consists of: units, and the work that runs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 class Unit:
     """One piece of work: a layer, a detector, a shard of the data.
 
-    ``name`` is unique within the sweep and the same in every run; ``facts`` are what `Work.run` needs, as JSON.
+    ``name`` is unique within the sweep and the same in every run; ``facts`` is the input of `Work.run`, as JSON.
     """
 
     name: str
@@ -26,27 +26,27 @@ class Unit:
 
 
 class Work(Protocol):
-    """What is done in every unit. It is sent to other processes: a class of a module, with small fields.
+    """What is done in every unit. It is pickled for other processes: use a module-level class with small fields.
 
-    Heavy things (model, data, caches) are made by ``prepare``, once in each process.
+    Large things (model, data, caches) are made by ``prepare``, once per process.
     """
 
     def units(self) -> list[Unit]: ...
 
     def identity(self) -> dict[str, Any]:
-        """All that results depend on: digests of model and data, parameters, version. JSON."""
+        """Everything that results depend on, as JSON: digests of model and data, parameters, version."""
         ...
 
     def prepare(self) -> Any: ...
 
     def run(self, state: Any, unit: Unit) -> Rows:
-        """The unit's rows, as JSON has them; the same whenever and wherever it runs."""
+        """The unit's rows, as JSON. They must be the same whenever and wherever the unit runs."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit: its rows, or why it failed, or why its worker ``died`` over it."""
+    """The outcome of a unit: its rows, or why it failed, or how its worker ``died``."""
 
     rows: Rows = field(default_factory=list)
     failed: str | None = None
@@ -54,15 +54,15 @@ class Outcome:
 
 
 class Worker:
-    """One process's share of a sweep: it prepares once, and then does unit after unit.
+    """Runs units in one process, after preparing once.
 
-    It has one thread: sums do not depend on how many cores there are, and workers do not fight over them.
+    It uses one thread, so sums do not depend on the number of cores, and workers do not compete for them.
     """
 
     def __init__(self, work: Work) -> None:
         torch.set_num_threads(1)
         self.work = work
-        self._state: list[Any] = []  # what was prepared, whatever that is
+        self._state: list[Any] = []  # empty, or the result of `prepare`, which may be None
 
     def run(self, unit: Unit) -> Rows:
         if not self._state:
@@ -71,7 +71,7 @@ class Worker:
         return rows
 
     def attempt(self, unit: Unit) -> Outcome:
-        """The same, with an exception as text, which any process can read."""
+        """The same, with an exception as text, since not every exception can be pickled."""
         try:
             return Outcome(self.run(unit))
         except Exception as error:  # a unit runs models and libraries, which fail in arbitrary ways
