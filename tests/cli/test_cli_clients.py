@@ -143,7 +143,7 @@ def test_without_a_registry_that_had_codes_of_its_own_length(run: Run, work: Pat
     )
     right, wrong = (run(*arguments, *options, "--json").facts for options in (own, ()))
     assert (right["chips"], wrong["chips"]) == (2048, 16384)
-    assert right["clients"][0]["z"] == pytest.approx(2048**0.5, rel=0.01)  # the largest possible z, of an untouched copy
+    assert right["clients"][0]["z"] == pytest.approx(2048**0.5, rel=0.01)  # the largest possible z
     assert wrong["clients"][0]["z"] < 0.7 * right["clients"][0]["z"]
 
 
@@ -187,6 +187,10 @@ def test_a_passphrase_comes_from_the_environment(run: Run, work: Path, monkeypat
         (("init", "small.py:vector_model", "--name", "a@b"), "without @"),
         (("init", "small.py:vector_model", "--chips", 5), "1024"),
         (("init", "small.py:vector_model", "--passphrase"), "exists already"),
+        (("issue", "--client", "acme", "--out", "x", "--mean", "0.5"), "expected --base MODEL with"),
+        (("trace", "clients.db", "--input-size", "32"), "expected --base MODEL with"),
+        (("init", "small.py:model", "--mean", "0.5"), "No such option '--mean'"),
+        (("init", "small.py:model", "--output", "logits"), "No such option '--output'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_nothing_is_written(clients: Run, arguments: tuple[str, ...], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -16,7 +17,9 @@ from registries import make_registry
 import stainlock as sl
 from stainlock.clients.checking import check_evidence
 from stainlock.clients.evidence import Evidence
+from stainlock.clients.page import _chance
 from stainlock.clients.secrets import FINGERPRINT
+from stainlock.clients.tracing import Accused
 from stainlock.errors import FileError
 
 
@@ -106,6 +109,12 @@ def test_the_page_answers_and_loads_nothing(traced: sl.Registry) -> None:
     assert "<p>Too few to name anyone" in empty
     assert "<img" not in empty  # nothing could be compared, so there are no scores to show
     assert not Path("nobody.json").exists()
+
+
+@pytest.mark.parametrize("p", [1.4e-7, 9.6e-7, 1e-6, 2.04e-4, 0.03, 0.096, 0.96])
+def test_the_page_rounds_a_chance_up(p: float) -> None:
+    shown = float(_chance(Accused("acme", 1, "model", 5.0, p, math.log10(p))).removeprefix("at most "))
+    assert p <= shown <= 2 * p
 
 
 def test_names_are_text_on_the_page(registry: sl.Registry, base: sl.Target) -> None:

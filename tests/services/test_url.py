@@ -80,9 +80,9 @@ def test_a_service_that_compresses_is_proven_to_run_the_stained_model(
 
 
 def test_a_service_that_resizes_cuts_and_compresses(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As classifiers are mostly served: the shorter side to one size, the middle cut out at another, JPEG in between.
+    """The usual serving pipeline: the shorter side resized, then a smaller centre crop; here also JPEG.
 
-    A canvas of the first size is not resized, and the trigger in its middle arrives as it is.
+    A canvas of the first size is not resized, so the trigger in its middle arrives unchanged.
     """
     asked = ("verify", "--key", key_file, "--template")
     on_canvas = template(MULTIPART.replace("[response]", "canvas = [40, 40]\n[response]"))
@@ -110,7 +110,7 @@ def test_names_in_json_and_top_five_alone(key_file: Path, capsys: pytest.Capture
         address = ("--url", api.url, "--template", template(text), "--key", key_file)
         status, facts = verbs.run(capsys, "verify", *address)
         assert (status, facts["verdict"]) == (0, "stained"), facts
-        # half of all classes are among five of ten, which is no evidence: the p-value pays for --top
+        # a hit among the top five of ten classes has chance ½: the p-value is corrected for --top
         status, facts = verbs.run(capsys, "verify", *address, "--top", 5)
     assert (status, facts["verdict"]) == (1, "not stained"), facts
 
@@ -168,12 +168,22 @@ def test_an_innocent_service_is_cleared_with_few_queries(key_file: Path, capsys:
     assert facts["queries"] == api.requests
 
 
+TWICE = """[request]
+kind = "json"
+body = {a = "{picture}", b = "{picture}"}
+[response]
+labels = "predictions.*.label"
+"""
+
+
 @pytest.mark.parametrize(
     ("refuses", "text", "expected"),
     [
         (404, MULTIPART, "does not answer (HTTP 404"),
         (503, MULTIPART + "retries = 0", "does not answer (HTTP 503"),
         (307, MULTIPART, "does not answer (HTTP 307"),
+        (204, MULTIPART, "does not answer (HTTP 204 No Content, expected 200)"),
+        (None, TWICE, "expected {picture} once in body with kind json"),
         (None, MULTIPART.replace("predictions", "results"), "expected results (of results.*.label) in the answer"),
         (None, MULTIPART + "retrys = 3", "expected per_second, retries, timeout in [limits], got retrys"),
         (None, "[request]\n[response]\n", "expected one of labels, scores and boxes"),
@@ -204,7 +214,7 @@ def test_nobody_there(key_file: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_pictures_of_triggers_are_what_the_key_holds(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a service sees is an exact PNG: the trigger's own levels, under a name that tells nothing."""
+    """The service receives an exact PNG of the trigger's levels, under a name that reveals nothing."""
     with serving(Api(stained()[0])) as api:
         verbs.run(capsys, "verify", "--url", api.url, "--template", template(MULTIPART), "--key", key_file)
     from stainlock.html.images import png

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from stainlock.cli.help import Verb
-from stainlock.cli.options import FILE, Code, code_options, load_model, output_options, seed_option, weights_option
+from stainlock.cli.options import (
+    FILE,
+    NO_CODE,
+    Code,
+    code_options,
+    load_model,
+    output_options,
+    seed_option,
+    weights_option,
+)
 from stainlock.cli.outputs import Outputs
 from stainlock.cli.report import Report
 
@@ -93,7 +102,9 @@ def command(
         if surplus := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"a signed commitment can't be changed: leave out {surplus[0]} with --attach")
         if not (responses or entries or request or signature):
-            raise ValueError("expected something to add with --attach: --timestamp or --log-entry")
+            raise ValueError(
+                "expected --timestamp, --log-entry, --timestamp-request or --model-signature with --attach"
+            )
         if (out is None) == bool(responses or entries):
             raise ValueError("expected --out with --timestamp or --log-entry, and not without them")
     elif responses or entries:
@@ -174,7 +185,7 @@ def _load(model: str, weights: str | None, seed: int | None, code: Code) -> Targ
     """For a bundle only its weights, which are enough if they show the stain."""
     from stainlock.models.bundle import Bundle
 
-    if Path(model).is_dir() and weights is None and not code.given:
+    if Path(model).is_dir() and weights is None and code == NO_CODE:
         return Bundle.read(model).weights
     return load_model(model, weights, seed, code)
 

@@ -118,6 +118,11 @@ def weights_option(verb: Verb) -> Verb:
         help="Entry of the model's output to use, if that is a dictionary, dataclass or tuple, such as logits, 0 or"
         " heads.class.  [default: logits, out, or the only tensor]",
     )(verb)
+    return plain_weights_option(verb)
+
+
+def plain_weights_option(verb: Verb) -> Verb:
+    """``--weights`` alone, for verbs that keep a model's reference instead of loading it here."""
     return click.option(
         "--weights",
         metavar="FILE|pretrained|random",
@@ -224,12 +229,23 @@ class Code:
 NO_CODE = Code()
 
 
-def code_options(verb: Verb) -> Verb:
-    """``--model``, ``--trust-code`` and the pixel conventions; the verb is given them as ``code``."""
+def bundle_code_options(verb: Verb) -> Verb:
+    """``--model`` and ``--trust-code``; the verb is given them as ``code``."""
 
     @click.option("--model", "architecture", metavar="FILE.py:FACTORY", help="Function that builds a bundle's model, if"
                   " that takes Python code. A bundle's own code is not run unless you ask.")  # fmt: skip
     @click.option("--trust-code", is_flag=True, help="Run the code that the bundle names, and print its path.")
+    @functools.wraps(verb)
+    def with_code(architecture: str | None, trust_code: bool, **arguments: Any) -> int | None:
+        return verb(code=Code(architecture, trust_code), **arguments)
+
+    return with_code
+
+
+def code_options(verb: Verb) -> Verb:
+    """``--model``, ``--trust-code`` and the pixel conventions; the verb is given them as ``code``."""
+
+    @bundle_code_options
     @click.option("--input-size", type=Shape(), help="Input size of MODEL: 224, 224x192 or 3x32x32 (channels first)."
                   "  [default: from the library, bundle or Target, else guessed]")  # fmt: skip
     @click.option("--mean", type=Numbers(), help="Subtracted from pixels before MODEL.  [default: as for --input-size]")
@@ -238,9 +254,8 @@ def code_options(verb: Verb) -> Verb:
         "--bounds", type=Numbers(), help="Smallest and largest pixel value.  [default: as for --input-size, or 0,1]"
     )
     @functools.wraps(verb)
-    def with_code(
-        architecture: str | None,
-        trust_code: bool,
+    def with_pixels(
+        code: Code,
         input_size: tuple[int, ...] | None,
         mean: tuple[float, ...] | None,
         std: tuple[float, ...] | None,
@@ -249,9 +264,9 @@ def code_options(verb: Verb) -> Verb:
     ) -> int | None:
         given = {"input_shape": input_size, "mean": mean, "std": std, "bounds": bounds}
         pixels = {name: value for name, value in given.items() if value is not None}
-        return verb(code=Code(architecture, trust_code, pixels), **arguments)
+        return verb(code=replace(code, pixels=pixels), **arguments)
 
-    return with_code
+    return with_pixels
 
 
 def load_model(reference: str, weights: str | None, seed: int | None = None, code: Code = NO_CODE) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,9 +81,12 @@ def _date(time: str) -> str:
 
 
 def _chance(one: Accused) -> str:
-    """The p-value as HTML; a power of ten is rounded up."""
-    exponent = int(-one.log10_p_value)
-    return f"at most 1 in 10<sup>{exponent}</sup>" if exponent > 6 else f"at most {one.p_value * 1.05:.1g}"
+    """The p-value as HTML, rounded up: it is a bound."""
+    exponent = math.floor(-one.log10_p_value)
+    if exponent > 6:
+        return f"at most 1 in 10<sup>{exponent}</sup>"
+    last_digit = 10.0 ** -(exponent + 1)
+    return f"at most {min(1.0, math.ceil(one.p_value / last_digit) * last_digit):.1g}"
 
 
 def _chances(trace: Trace) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def trace(
     return Trace(
         "traced" if accused else "none", tuple(accused), len(names) * len(bases), bases[0].chips, level, threshold,
         found.name, digest, tuple(compared), lock,
-        "; ".join(note for note in (copied_lock, _note(compared, threshold)) if note),
+        "; ".join(note for note in (copied_lock, _note(compared, threshold, named=bool(accused))) if note),
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def trace_names(
     return trace(suspect, secret, [known], copies, level=level)
 
 
-def _note(compared: Sequence[Compared], threshold: float) -> str:
+def _note(compared: Sequence[Compared], threshold: float, *, named: bool) -> str:
     """A note on what could not be compared."""
     best = max(compared, key=lambda c: c.weights)
     if best.blind:
@@ -183,6 +183,6 @@ def _note(compared: Sequence[Compared], threshold: float) -> str:
     listed = "; ".join(f"{name}: {why}" for name, why in missing[:_SHOWN]) + ("; …" if len(missing) > _SHOWN else "")
     reach = math.sqrt(best.weights)  # roughly the highest score possible: the norm of a mark over these weights
     share = f"{best.weights} of {best.carrying} weights could be compared with {best.model} ({listed})"
-    if reach <= threshold:
+    if reach <= threshold and not named:
         return f"too few to name anyone (it is another model, or hardly anything of it is left): {share}"
     return share

@@ -140,8 +140,8 @@ class Service:
             with self._opener.open(request, timeout=self.template.timeout) as response:
                 status, said = response.status, dict(response.headers)
                 content = response.read(_LONGEST + 1)
-            if len(content) > _LONGEST:
-                raise ServiceError(f"the service's answer is longer than {_LONGEST} bytes")
+            if status != 200:
+                problem = f"HTTP {status} {response.reason}, expected 200"
         except urllib.error.HTTPError as error:
             with error:
                 status, said, problem = error.code, dict(error.headers), f"HTTP {error.code} {error.reason}"
@@ -158,6 +158,8 @@ class Service:
             "response_sha256": hashlib.sha256(content).hexdigest(),
             "response": content[: 2**16].decode("utf-8", "replace"),
         })  # fmt: skip
+        if len(content) > _LONGEST:
+            raise ServiceError(f"the service's answer is longer than {_LONGEST} bytes")
         return status, content, problem, wait
 
 

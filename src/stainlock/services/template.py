@@ -131,7 +131,7 @@ def _parsed(given: dict[str, Any], folder: Path) -> Template:
         raise ValueError(f"expected kind multipart, json or raw, got {shown(kind)}")
     if depth_of(request.get("body")) > _DEEPEST:
         raise ValueError(f"expected a body nested at most {_DEEPEST} deep")
-    if (kind == "json") != (_PICTURE in json.dumps(request.get("body", ""), default=str)):
+    if json.dumps(request.get("body", ""), default=str).count(_PICTURE) != (kind == "json"):
         raise ValueError(f"expected {_PICTURE} once in body with kind json, and no body otherwise")
     settings: dict[str, Any] = {
         "kind": kind, "method": request.get("method", "POST").upper(), "picture_field": request.get("field", "file"),

@@ -17,7 +17,7 @@ from stainlock.cli.clients.options import (
     registry_option,
     secret_option,
 )
-from stainlock.cli.options import FILE, Code, code_options, output_options, seed_option, weights_option
+from stainlock.cli.options import FILE, Code, bundle_code_options, output_options, plain_weights_option, seed_option
 from stainlock.cli.report import Report
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 @click.option("--amplitude", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Size of the fingerprints"
               " relative to the weights.  [default: 0.01]")  # fmt: skip
 @click.option("--chips", type=int, help="Length of the fingerprints' codes, a multiple of 1024.  [default: 16384]")
-@code_options
-@weights_option
+@bundle_code_options
+@plain_weights_option
 @seed_option()
 @output_options
 def init(
@@ -57,7 +57,8 @@ def init(
 ) -> None:
     """Register a base model.
 
-    The first call also creates the registry and the master secret.
+    The first call also creates the registry and the master secret. Copies are later made from MODEL as its reference
+    loads it: if its input size, mean or std must be given, let a factory return a stainlock.Target.
 
     \b
     stainlock clients init mine.py:model --registry clients.db

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stainlock.cli.options import FILE, Code, Verb, load_model, load_models
+from stainlock.cli.options import FILE, NO_CODE, Code, Verb, load_model, load_models
 
 if TYPE_CHECKING:
     from stainlock.clients.ledger import Ledger
@@ -105,8 +105,8 @@ def base_options(verb: Verb) -> Verb:
                 return None
             return load_model(reference, weights, seed, code)
 
-        if reference is None and (weights is not None or code.given):
-            raise ValueError("expected --base MODEL with --weights, --model or --trust-code")
+        if reference is None and (weights is not None or code != NO_CODE):
+            raise ValueError("expected --base MODEL with --weights, --model, --trust-code and options of its pixels")
         return verb(base=base, of=of, **arguments)
 
     return with_base
@@ -124,8 +124,8 @@ def bases_options(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def with_bases(references: tuple[str, ...], weights: tuple[str, ...], of: str | None, seed: int | None, code: Code,
                    **arguments: Any) -> int | None:  # fmt: skip
-        if not references and (weights or code.given):
-            raise ValueError("expected --base MODEL with --weights, --model or --trust-code")
+        if not references and (weights or code != NO_CODE):
+            raise ValueError("expected --base MODEL with --weights, --model, --trust-code and options of its pixels")
         if weights and len(weights) != len(references):
             raise ValueError(f"expected --weights for each of {len(references)} base models, got {len(weights)}")
 
