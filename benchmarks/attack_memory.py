@@ -1,13 +1,13 @@
-"""How much memory `attack` takes for few and for many images in files: ``python benchmarks/attack_memory.py``.
+"""Peak memory of `attack` on few and on many image files: ``python benchmarks/attack_memory.py``.
 
-A small network for 224 × 224 pixels is stained; each number of images is attacked in a process of its own, beside
-whose peaks the memory that all of its images would take as pixels is printed. Images are read as they are needed, so
-that what is held should not depend on how many there are. Exit status 1 if it grows by more than a tenth.
+A small network for 224 × 224 pixels is stained. For each number of images, a separate process attacks it, and the peaks
+are printed next to the memory that all images would take as pixels. Images are read when they are needed, so memory
+should not depend on their number. Exit status 1 if it grows by more than a tenth.
 
-Two peaks are printed, looked at every 5 ms. *In use* is what was asked of malloc and not given back (mallinfo2, glibc
-2.33): tensors and images that are alive, which is what the program holds and what is judged. *Resident* is what the
-process has of the machine (RssAnon): also the holes between what is alive, which malloc keeps for later; they differ
-from run to run. That the measure would notice is shown by a run with the fewest images that keeps every batch it reads.
+Two peaks are printed, sampled every 5 ms. *In use* is memory allocated and not yet freed (mallinfo2, glibc 2.33); this
+is the one that is judged. *Resident* is the process's anonymous memory (RssAnon). It includes freed blocks that malloc
+keeps for later, and varies from run to run. As a control, one run with the fewest images keeps every batch it reads:
+the measurement must show the difference.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def kept_batches(*given, **options):
 
 if sys.argv[3] == "keep":
     Images.batches = kept_batches
-seen[:] = [0, 0]  # what staining took does not count
+seen[:] = [0, 0]  # not the memory of staining
 rows = attack(stained, key, data, ["fp16", "fine-tune-all"], strengths=[1e-3], limit=int(sys.argv[2]), decoys=24)
 print(*(peak // 2**20 for peak in seen), " ".join(f"{row.performance:.3f}" for row in rows))
 """
 
 
 def images(folder: Path, count: int) -> None:
-    """Random patterns in ten classes."""
+    """Write random patterns in ten classes."""
     import numpy as np
     from PIL import Image
 
@@ -86,7 +86,7 @@ def images(folder: Path, count: int) -> None:
 
 
 def peaks(folder: Path, count: int, batches: str = "let go") -> tuple[int, int, str]:
-    """Megabytes in use and resident, and the performances of the rows."""
+    """Peak megabytes in use and resident, and the performance after each attack."""
     command = [sys.executable, "-c", SCRIPT, str(folder), str(count), batches]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "MALLOC_ARENA_MAX": "1"}
@@ -98,7 +98,7 @@ def peaks(folder: Path, count: int, batches: str = "let go") -> tuple[int, int, 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--counts", type=int, nargs="+", default=[200, 1000, 3000], metavar="N")
-    parser.add_argument("--runs", type=int, default=2, metavar="N", help="processes for each number of images")
+    parser.add_argument("--runs", type=int, default=2, metavar="N", help="processes per number of images")
     given = parser.parse_args()
     counts: list[int] = given.counts
     with tempfile.TemporaryDirectory() as folder:

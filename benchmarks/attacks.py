@@ -1,12 +1,12 @@
-"""What attacks leave of stains and locks, on real models: ``python benchmarks/attacks.py`` (hours), or ``--short``.
+"""Stains and locks of real models after attacks: ``python benchmarks/attacks.py`` (hours), or ``--short``.
 
-Prints, as markdown, a row for every model, protection, attack and strength: performance afterwards (of a lock with the
-owner's trigger, too), each verification's p-value, the trigger's response and what the thief needed. Rows are kept in
-``--out`` as they are measured, and the same command goes on from there. The thief has 4000 training images of CIFAR-10,
-or half of the photographs. A last table names what opens each lock, the cheapest first. Exit status 1 if a goal is
-missed: a stain's p-value above 1e−6 after an attack that leaves the model within 10 points of its accuracy (a thief's
-own attacks are measured and not counted); more than 10 % left of the default lock of ResNet50 or EfficientNet-Lite0 by
-attacks without data that do not look for the signal itself.
+Prints a markdown table with a row for every model, protection, attack and strength: performance afterwards (for a lock,
+also with the owner's trigger), the p-value of each verification method, the trigger's response and what the thief
+needed. Rows are saved in ``--out`` as they are measured; the same command resumes from there. The thief has 4000
+training images of CIFAR-10, or half of the photographs. A last table lists the attacks that open each lock, cheapest
+first. Exit status 1 if a goal is missed: a stain's p-value is above 1e−6 after an attack that leaves the model within
+10 points of its accuracy (the thief's attacks are measured but do not count); or an attack without data that does not
+look for the signal itself gets more than 10 % accuracy from the default lock of ResNet50 or EfficientNet-Lite0.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 MODELS = ("resnet56_cifar10", "efficientnet_lite0", "resnet50")
 SHORT = ("fp16", "int8-static", "prune-unstructured", "fine-tune-last", "permute-channels", "trigger-jpeg")
 POINTS, SURE = 0.10, 1e-6
-# What needs no data and does not look for the signal or its trigger, which can't be stopped (docs/threat_model.md).
+# Attacks that need no data and do not look for the signal or its trigger; those that do can't be stopped
+# (docs/threat_model.md).
 BLIND = ("zero-logit-bias", "recentre-logits", "remove-blocks", "constant-gates", "guess-gains", "scan-weights")
 DEFAULT_LOCK, KEPT_FROM_A_THIEF, LEFT = "gates", ("efficientnet_lite0", "resnet50"), 0.10
-BATCH = 4  # what fits into a processor's cache takes two thirds of the time
+BATCH = 4  # fits into the processor's cache, which saves a third of the time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,9 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=zoo.NAMES)
     parser.add_argument("--protections", nargs="*", default=list(PROTECTIONS), choices=list(PROTECTIONS))
     parser.add_argument("--attacks", nargs="*", default=None, choices=list(all_attacks()), help="all by default")
-    parser.add_argument("--images", type=int, default=500, help="images of each side, thief and owner, at most (500)")
-    parser.add_argument("--thief-images", type=int, default=4000, help="of the thief's, where he has his own (4000)")
-    parser.add_argument("--decoys", type=int, default=None, help="to compare responses with")
+    parser.add_argument(
+        "--images", type=int, default=500, help="at most this many images each for thief and owner (500)"
+    )
+    parser.add_argument(
+        "--thief-images", type=int, default=4000, help="thief's images, for models with separate ones (4000)"
+    )
+    parser.add_argument("--decoys", type=int, default=None, help="number of decoys to compare responses with")
     parser.add_argument("--out", type=Path, default=Path("attack-results"))
     parser.add_argument("--short", action="store_true", help="one stain and one lock, few attacks, few images")
     options = parser.parse_args(arguments)
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(" | output | trigger | needs | s | notes |\n|" + "---|" * 14)
     for name in options.models:
         if reason := zoo.missing(name):
-            print(f"left out: {reason}", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
             continue
         target: Target = getattr(zoo, name)()
         for protection in options.protections:
@@ -139,11 +144,11 @@ def print_row(name: str, protection: str, row: Row) -> None:
 
 
 def print_ways_in(locks: Sequence[tuple[str, str, list[Row]]]) -> None:
-    """For each lock that a thief tried what opens it, the cheapest first, and how far his other attacks get."""
+    """For each attacked lock: the attacks that open it, cheapest first, and the best accuracy of the others."""
     locks = [one for one in locks if thefts(one[2])]
     if not locks:
         return
-    print("\n| model | lock | locked | unlocked | opened by, the cheapest first | at most, by the others |")
+    print("\n| model | lock | locked | unlocked | opened by, cheapest first | best accuracy of other attacks |")
     print("|" + "---|" * 6)
     for name, protection, rows in locks:
         ways = [f"{row.attack} ({row.performance:.0%}, {row.seconds:.0f} s{_data(row)})" for row in ways_in(rows)]
@@ -160,16 +165,16 @@ def _data(row: Row) -> str:
 
 
 def opened_blindly(rows: Sequence[Row]) -> list[str]:
-    """What a thief without data gets of a lock that should leave him next to nothing."""
+    """Attacks without data that get more from the default lock than the goal allows."""
     return [
-        f"{row.attack} {row.strength}: {row.performance:.1%} left"
+        f"{row.attack} {row.strength}: {row.performance:.1%} remaining"
         for row in rows
         if row.attack in BLIND and row.performance is not None and row.performance > LEFT
     ]
 
 
 def missed_goals(rows: Sequence[Row]) -> list[str]:
-    """Stains that are not found though the model is still good."""
+    """Stains that are not found although the model is still good."""
     before = rows[0].performance
     return [
         f"{row.attack} {row.strength}: p {row.p_value:.1e}, performance {row.performance:.1%} of {before:.1%}"

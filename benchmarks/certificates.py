@@ -1,11 +1,12 @@
-"""False positives beside their bounds, on real models: ``python benchmarks/certificates.py [--quick]``.
+"""False-positive rates and their bounds on real models: ``python benchmarks/certificates.py [--quick]``.
 
-For each layer, 20 random detectors with their triggers. As in the paper, half of the photographs gives the bounds and
-the other half the empirical rate, at thresholds from half to all of the weakest trigger's response. The last columns
-are the paper's bounds over ours, and the time of the statistics over that of the bare forward pass to the layer.
+For each layer, 20 random detectors with their triggers. As in the paper, one half of the photographs gives the bounds
+and the other half the empirical rate, at thresholds from half to all of the weakest trigger's response. The last
+columns are the paper's bounds divided by ours, and the time of the statistics divided by that of the bare forward pass
+to the layer.
 
-Exit status 1 if an empirical rate is above a bound, or if the statistics cost too much. The cap is no bound but the
-expectation itself, so that rates fall on both sides of it: there, only what sampling can't explain counts.
+Exit status 1 if an empirical rate is above a bound, or if the statistics take too long. The cap is not a bound but the
+expected rate, so rates fall on both sides of it. It fails only if the excess is more than sampling error.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ HIGHEST_OVERHEAD = 0.15
 
 def gather(target: Target, site: Site, data: Data, images: int, thresholds: np.ndarray, vectors: torch.Tensor,
            by_image: bool) -> tuple[Statistics, Statistics]:  # fmt: skip
-    """Statistics of every other photograph, for the bounds, and of the rest, for the empirical rate."""
+    """Statistics of every other photograph, for the bounds, and of the others, for the empirical rate."""
     halves = tuple(Statistics(target, site, vectors, thresholds, overlapping=by_image) for _ in range(2))
     for pixels, _ in data.batches(target, batch_size=32, limit=images):
         for half, offset in zip(halves, (0, 1), strict=True):
@@ -66,7 +67,7 @@ def gather(target: Target, site: Site, data: Data, images: int, thresholds: np.n
 
 
 def bounds_of(half: Statistics, by_image: bool) -> dict[str, np.ndarray]:
-    """For one detector: of all random ones, or, the last two, the mean over these 20."""
+    """Bounds for one detector: averaged over all random detectors; the last two averaged over these 20."""
     moments = half.moments()
     facts = {"trace": moments.trace, "mean_norm": moments.mean_norm, "dimension": half.site.dimension}
     windows = half.positions if by_image else 1
@@ -81,7 +82,7 @@ def bounds_of(half: Statistics, by_image: bool) -> dict[str, np.ndarray]:
 
 
 def overhead(target: Target, site: Site, pixels: torch.Tensor, full: Statistics) -> float:
-    """The statistics' time over that of the bare forward pass to the layer, in processor time, best of five each."""
+    """Processor time of the statistics ÷ that of the bare forward pass to the layer, each the best of five runs."""
     probe = Statistics(target, site, full.detectors, full.thresholds, overlapping=full.overlapping)
     probe.add(pixels)
     bare, added = [], []
@@ -97,7 +98,7 @@ def overhead(target: Target, site: Site, pixels: torch.Tensor, full: Statistics)
 
 
 def sampling_error(counts: np.ndarray, samples: int) -> np.ndarray:
-    """Three standard errors of the mean rate, from how the detectors differ."""
+    """Three standard errors of the mean rate, estimated from the spread over detectors."""
     rates = counts / samples
     return 3 * rates.std(0, ddof=1) / np.sqrt(len(rates))
 
@@ -110,7 +111,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="60 photographs and 6 detectors")
     parser.add_argument("--level", choices=("position", "image"), default="position")
-    parser.add_argument("--steps", type=int, default=20, help="of the search for triggers")
+    parser.add_argument("--steps", type=int, default=20, help="steps of the trigger search")
     options = parser.parse_args()
     by_image = options.level == "image"
     images, detectors = (60, 6) if options.quick else (500, 20)
@@ -120,7 +121,7 @@ def main() -> int:
     failures = []
     for name, layers in LAYERS.items():
         if reason := zoo.missing(name):
-            print(f"{reason}: left out", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
             continue
         target, data = getattr(zoo, name)(), zoo.natural_data(name)
         network = analyse(target)
@@ -151,7 +152,7 @@ def main() -> int:
                         failures.append(told)
                     elif empirical[k] > bounds[bound][k]:
                         print(f"{told}, within sampling error ({counts[:, k].sum()} exceedances)", file=sys.stderr)
-                cap = bounds["cap"][k]  # 0 where no norm reaches the threshold
+                cap = bounds["cap"][k]  # 0 if no norm reaches the threshold
                 factor = f"{bounds['theorem1_printed'][k] / cap:.0e}" if cap else "∞"
                 print(f"| {name} {layer} | {site.dimension} | {fraction:.1f} | {samples}×{detectors} | "
                       f"{number(empirical[k])} | "

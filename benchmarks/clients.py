@@ -1,9 +1,9 @@
-"""Client fingerprints on real models: what they cost, how fast they are traced, and what they survive.
+"""Client fingerprints on real models: their cost, the speed of tracing, and what they survive.
 
     python benchmarks/clients.py                                  every part, on all models
     python benchmarks/clients.py --parts leaker --models resnet50 --images 100
 
-Exits with 1 where a goal is missed, and names it.
+Exit status 1 if a goal is missed; the missed goals are printed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ MOST_LOST, MOST_ISSUE, MOST_SECONDS, MOST_MEMORY = 0.1, 3.0, 60.0, 2e9
 
 
 def cost(models: list[Model]) -> list[str]:
-    """Change of top-1 or AP of issued copies, on all held-out photographs in several views."""
+    """Change of top-1 or AP caused by the fingerprint, on all held-out photographs in several views."""
     missed = []
-    header("model", "amplitude", "images", "performance before", f"change, mean of {COPIES} clients", "least, greatest")
+    header(
+        "model", "amplitude", "images", "performance before", f"change, mean of {COPIES} clients", "smallest, largest"
+    )
     for model in models:
         inputs, performance = model.all_views()
         before = performance(model.base)
@@ -52,7 +54,7 @@ def cost(models: list[Model]) -> list[str]:
 
 
 def issue(models: list[Model], repeats: int = 5) -> list[str]:
-    """Reading the base, fingerprinting it and writing the copy, beside reading and writing alone; the least of 5."""
+    """Time to read the base, fingerprint it and write the copy ÷ time to read and write only; best of 5 each."""
     from safetensors.torch import save
 
     missed = []
@@ -83,9 +85,9 @@ def issue(models: list[Model], repeats: int = 5) -> list[str]:
 
 
 def speed(models: list[Model], clients: int) -> list[str]:
-    """Reading grows with weights, scoring with clients."""
+    """Reading time grows with the number of weights, scoring time with the number of clients."""
     missed = []
-    header("model", "weights", "clients", "read", "scores", "in all", "processor time", "peak memory")
+    header("model", "weights", "clients", "read", "scores", "total time", "processor time", "peak memory")
     for model in models:
         counts = (clients // 100, clients // 10, clients) if model is models[0] else (clients // 100,)
         state = model.copy(3).model.state_dict()
@@ -105,7 +107,7 @@ def speed(models: list[Model], clients: int) -> list[str]:
 
 
 def registry(clients: int) -> list[str]:
-    """The registry's own benchmark, in a process of its own: it measures memory."""
+    """The registry's benchmark, in a separate process because it measures memory."""
     program = Path(__file__).with_name("clients_registry.py")
     run = subprocess.run([sys.executable, str(program), "--clients", str(clients)], check=False)
     return ["the registry's benchmark failed"] if run.returncode else []
@@ -118,9 +120,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--members", nargs="+", type=int, default=[2, 10, 50, 100])
     parser.add_argument("--collusions", nargs="+", choices=list(all_collusions()), default=list(all_collusions()))
-    parser.add_argument("--treatment", default="", metavar="WORD", help="those of a leaked file that contain it")
+    parser.add_argument(
+        "--treatment", default="", metavar="WORD", help="part leaker: only treatments whose name contains it"
+    )
     parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--pieces", type=int, default=13, help="random halves of every coalition's file")
+    parser.add_argument("--pieces", type=int, default=13, help="random halves of each coalition's file to trace")
     given = parser.parse_args()
     for name in given.models:
         if why := zoo.missing(name):

@@ -1,4 +1,4 @@
-"""Layers, amplitude and chips, chosen on models that nothing else is reported of."""
+"""Choice of layers, amplitude and chips, on models for which nothing else is reported."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def choose() -> None:
 
 
 def layers() -> None:
-    """Marks of one size in all tensors, beside marks that grow with the root of a tensor's size: what they do."""
-    print("Squared change of the outputs, in their own variance, by marks of 1 %\n")
-    header("model", "weights", "one size for all", "by the root of the size", "ratio",
-           "most sensitive tensor: share of the first, and of the weights")  # fmt: skip
+    """Effect on the outputs of marks of one size in all tensors, and of marks ∝ √(tensor size)."""
+    print("Squared change of the outputs, relative to their variance, caused by marks of 1 %\n")
+    header("model", "weights", "marks of one size", "marks ∝ √(tensor size)", "ratio",
+           "most sensitive tensor: its share of the change in the first column, its share of the weights")  # fmt: skip
     for name in CHOSEN_ON:
         model = Model(name, 1, 0.01)
         pixels = zoo.natural(name, IMAGES)[0]
@@ -55,9 +55,11 @@ def _uniform(model: Model, client: int) -> tuple[Replacement, ...]:
 
 
 def amplitude_and_chips() -> None:
-    """What amplitude costs, and what both carry."""
-    print("\nTop-1 on 500 images in four views, the mean of 10 clients, and scores\n")
-    header("model", "amplitude", "chips", "change of top-1", "z as it is", "z noise 10 %", "least z of 50 averaged")
+    """Top-1 lost by amplitude, and scores by amplitude and chips."""
+    print("\nChange of top-1 on 500 images in four views, mean of 10 clients, and scores\n")
+    header(
+        "model", "amplitude", "chips", "change of top-1", "z, untouched", "z, noise of 10 %", "least z of 50 averaged"
+    )
     for name in CHOSEN_ON[:2]:
         performance = Model(name, 500).all_views()[1]
         before = performance(Model(name, 500).base)

@@ -1,4 +1,4 @@
-"""Coalitions of clients by every collusion attack, and by pruning, 8 bits and fine-tuning afterwards."""
+"""Tracing coalitions of clients after every collusion attack, followed by pruning, 8 bits or fine-tuning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stainlock.plan import Plan, Replacement
 from stainlock.randomness import Randomness
 
 PRUNED = 0.5
-_AT_ONCE = 1 << 19  # weights of all members at once
+_AT_ONCE = 1 << 19  # weights merged at a time, to limit memory
 Then = Callable[[Tensor], Tensor]
 
 
@@ -31,7 +31,7 @@ def _pruned(tensor: Tensor) -> Tensor:
 
 
 def _eight_bits(tensor: Tensor) -> Tensor:
-    """As PyTorch and ONNX Runtime round weights: symmetric, a scale for each row."""
+    """Rounding as in PyTorch and ONNX Runtime: symmetric, one scale per row."""
     step = tensor.abs().flatten(1).amax(1).clamp(min=1e-30).view(-1, *(1,) * (tensor.dim() - 1)) / 127
     return (tensor / step).round() * step
 
@@ -40,9 +40,9 @@ AFTERWARDS: dict[str, Then] = {"": lambda tensor: tensor, "pruned": _pruned, "in
 
 
 def coalitions(models: list[Model], sizes: list[int], names: list[str], clients: int, pieces: int) -> list[str]:
-    """Prints the tables; returns what was missed.
+    """Print the tables; return the goals missed.
 
-    Every file is traced whole among all clients, and ``pieces`` random halves of it among a tenth of them.
+    Every file is traced as a whole among all clients, and ``pieces`` random halves of it among a tenth of them.
     """
     missed = []
     for model in models:
@@ -51,10 +51,10 @@ def coalitions(models: list[Model], sizes: list[int], names: list[str], clients:
         whole = [readings[kind].sum(0, dtype=np.float64) for kind in kinds]
         found = dict(zip(kinds, trace_all(np.stack(whole), [size for _, size, _ in kinds], clients), strict=True))
         print(
-            f"\n{model.name}, amplitude {model.layout.amplitude:g}: members named of the file as it is / with half of"
+            f"\n{model.name}, amplitude {model.layout.amplitude:g}: members named from the file as it is / with half of"
         )
-        print("its weights pruned / in 8 bits. In brackets, of these three files: the least |z| of a member, and the")
-        print(f"least of the largest. {clients} clients were looked at.\n")
+        print("its weights pruned / in 8 bits. In brackets, over these three files: the smallest |z| of a member, and")
+        print(f"the smallest of the largest |z|. {clients} clients were tested.\n")
         header("collusion", *(f"{size} members" for size in sizes))
         for name in names:
             row(name, *(_cell([found[name, size, what] for what in AFTERWARDS]) for size in sizes))
@@ -65,7 +65,7 @@ def coalitions(models: list[Model], sizes: list[int], names: list[str], clients:
 
 
 def _readings(model: Model, sizes: list[int], names: list[str]) -> dict[tuple[str, int, str], NDArray[np.float32]]:
-    """What each tensor of every coalition's file adds to the reading: ``(tensors, chips)``."""
+    """The contribution of each tensor of every coalition's file to the reading: ``(tensors, chips)``."""
     shape = (len(model.weights), model.chips)
     found = {(n, size, what): np.zeros(shape, np.float32) for n in names for size in sizes for what in AFTERWARDS}
     for size in sizes:
@@ -81,22 +81,22 @@ def _readings(model: Model, sizes: list[int], names: list[str]) -> dict[tuple[st
 def _halves(
     name: str, readings: dict[tuple[str, int, str], NDArray[np.float32]], clients: int, pieces: int
 ) -> list[str]:
-    """Files of which only some tensors are left, each drawn with probability one half: who is named in them?"""
+    """Trace files that keep each tensor with probability one half only; return the goals missed."""
     random = np.random.default_rng(0)
     found: list[Found] = []
     for _ in range(pieces):
         kept = [own[random.random(len(own)) < 0.5].sum(0, dtype=np.float64) for own in readings.values()]
         found += trace_all(np.stack(kept), [size for _, size, _ in readings], clients)
     wrong, someone = sum(one.innocents > 0 for one in found), sum(one.members > 0 for one in found)
-    print(f"\n{len(found)} files of which half of the tensors are left, each traced among {clients} clients:")
+    print(f"\n{len(found)} files that keep a random half of the tensors, each traced among {clients} clients:")
     print(f"{someone} name a member, {wrong} an innocent client")
     return [f"{name}: {wrong} of {len(found)} traces named an innocent"] if wrong else []
 
 
 def _merged(model: Model, name: str, size: int, names: list[str]) -> Iterator[tuple[Collusion, Tensor]]:
-    """One tensor of the coalition's file, for every collusion; rows at a time, since copies are many.
+    """One tensor of the coalition's file, for every collusion; computed a few rows at a time to save memory.
 
-    Copies are in one order here, so that to align them first changes nothing.
+    All copies here have the same channel order, so aligning them first would change nothing.
     """
     held = torch.stack([model.copied(name, client).float() for client in range(size)])
     rows = max(1, _AT_ONCE // max(1, held[0][0].numel()))
@@ -123,10 +123,10 @@ def _missed(name: str, what: str, found: Found, size: int) -> list[str]:
 
 
 def tuned_coalitions(model: Model, sizes: list[int], names: list[str], clients: int) -> list[str]:
-    """Collusion, then fine-tuning of all layers; prints the table, returns what was missed."""
+    """Collusion, then fine-tuning of all layers. Print the table; return the goals missed."""
     print(f"\n{model.name}: collusion, then fine-tuning of all layers, {STEPS[model.name]} steps at 1e−3;")
-    print(f"{model.performance(model.base):.1f} before, {model.images} images. {clients} clients were looked at.\n")
-    header("collusion", "members", "performance of the file", "fine-tuned", "members named (least and largest |z|)")
+    print(f"{model.performance(model.base):.1f} before, {model.images} images. {clients} clients were tested.\n")
+    header("collusion", "members", "performance of the file", "fine-tuned", "members named (smallest and largest |z|)")
     missed: list[str] = []
     pixels, labels = (part[: model.thief] for part in model.data)
     done, readings = [], []

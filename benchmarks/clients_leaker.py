@@ -1,4 +1,4 @@
-"""One leaker: what is left of the score after everything that may have been done to the leaked file."""
+"""The score of one leaker after various treatments of the leaked file."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ATTACKS: tuple[tuple[str, float], ...] = (
     ("perturb", 0.1), ("perturb", 0.3), ("permute-channels", 1.0), ("rescale-channels", 1.0), ("dummy-neurons", 0.1),
     ("fold-batch-norm", 1), ("fine-tune-last", 0.01),
 )  # fmt: skip
-STEPS = {"resnet50": 4, "efficientnet_lite0": 12, "vit_cifar10_torchvision": 100}  # of fine-tuning
+STEPS = {"resnet50": 4, "efficientnet_lite0": 12, "vit_cifar10_torchvision": 100}  # fine-tuning steps
 
 
 def leaker(models: list[Model], word: str) -> list[str]:
-    """Prints every model's table of the treatments whose names contain a word; returns what was missed."""
+    """Print a table per model, of the treatments whose names contain ``word``; return the goals missed."""
     missed = []
     for model in models:
         copied, before = model.copy(0), model.performance(model.base)
-        print(f"\n{model.name}: {model.layout.weights} weights carry, {before:.1f} before, {model.images} images\n")
+        print(f"\n{model.name}: {model.layout.weights} marked weights, {before:.1f} before, {model.images} images\n")
         header("treatment", "performance", "weights compared", "z", "log10 p", "others named")
         treatments = [(f"{name} {s:g}", partial(_attacked, name, s)) for name, s in ATTACKS] + OTHERS
         for label, treat in ((label, treat) for label, treat in treatments if word in label):
@@ -49,7 +49,7 @@ def leaker(models: list[Model], word: str) -> list[str]:
             share = 100 * reading.compared / reading.carrying
             row(label, "–" if after is None else f"{after:.1f}", f"{share:.0f} %", f"{z:.1f}", f"{log10:.0f}", others)
             if label.startswith("blind"):
-                continue  # weaker, as it says
+                continue  # weaker without the base: no goal
             if (after is None or after >= before - 10) and (log10 > -20 or others):
                 missed.append(f"{model.name}, {label}: log10 p = {log10:.1f}, {others} others")
     return missed
@@ -75,7 +75,7 @@ def _fine_tuned(model: Model, copied: Target) -> tuple[Target | None, State]:
 
 
 def _locked(model: Model, copied: Target) -> tuple[Target | None, State]:
-    """Without the key; its performance is nothing, so it is not measured."""
+    """A keyed lock without its key. Its performance is at chance, so it is not measured."""
     return None, lock(copied, seed=0)[0].model.state_dict()
 
 
@@ -86,7 +86,7 @@ def _stripped(model: Model, copied: Target) -> tuple[Target | None, State]:
 
 
 def _merged(share: float, model: Model, copied: Target) -> tuple[Target | None, State]:
-    """The copy and a model that was trained on from the base, weights averaged."""
+    """The average of the copy and a model fine-tuned from the base (for a detector: the base with noise)."""
     if model.is_detector:
         other = all_attacks()["perturb"].run(model.subject(model.base), 0.1).target
         assert other is not None
@@ -104,7 +104,7 @@ def _merged(share: float, model: Model, copied: Target) -> tuple[Target | None, 
 
 
 def _part(model: Model, copied: Target) -> tuple[Target | None, State]:
-    """The first half of the tensors, under other names, as in a backbone that was built into something else."""
+    """The first half of the tensors under other names, as in a backbone used in another model."""
     state = list(copied.model.state_dict().items())
     return None, {f"encoder.body.{name}": tensor for name, tensor in state[: len(state) // 2]}
 

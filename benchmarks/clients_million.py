@@ -1,8 +1,8 @@
-"""Many suspects traced among all clients at once: both rounds of `stainlock.fingerprints.trace`, as matrix products.
+"""Trace many suspects among all clients at once: both rounds of `stainlock.fingerprints.trace`, as matrix products.
 
-A product of bfloat16 numbers tells which scores come near the threshold; only these are computed exactly. The second
-round's readings are made from the members that the first names among the coalition itself. Should the first round name
-anyone else, that trace has failed already.
+A bfloat16 product finds the scores near the threshold; only these are computed exactly. The second round's readings
+take out the members whom the first round names, looking only at the coalition itself. If the first round names anyone
+else, that trace has failed anyway.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from clients_models import secrets
 from stainlock.fingerprints.streams import packed_codes, signs
 from stainlock.fingerprints.tracing import LEVEL, scores, threshold_for, unit, without
 
-_AT_ONCE = 4096  # clients
-_MARGIN = 0.2  # in z, many times what bfloat16 rounds away
+_AT_ONCE = 4096  # clients per matrix product
+_MARGIN = 0.2  # in units of z, many times the rounding error of bfloat16
 _SIGNS = torch.from_numpy(signs(np.arange(256, dtype=np.uint8)[:, None])).bfloat16()
 
 
 @dataclass(frozen=True)
 class Found:
-    """Members and innocents that a trace among all clients names, and the members' scores in the first round."""
+    """How many members and innocents a trace among all clients names, and the members' scores in the first round."""
 
     members: int
     innocents: int
@@ -33,7 +33,7 @@ class Found:
 
 
 def trace_all(readings: NDArray[np.float64], sizes: list[int], clients: int) -> list[Found]:
-    """Reading i is of a file that clients 0 … sizes[i] − 1 made; everyone from 0 to ``clients`` is looked at."""
+    """Reading i is from a file made by clients 0 … sizes[i] − 1; clients 0 … ``clients`` − 1 are tested."""
     chips = readings.shape[1]
     threshold = threshold_for(clients, LEVEL)
     coalition = packed_codes(secrets(0, max(sizes)), chips)
@@ -54,7 +54,7 @@ def trace_all(readings: NDArray[np.float64], sizes: list[int], clients: int) -> 
 
 
 def _above(ys: list[NDArray[np.float64]], clients: int, threshold: float) -> list[tuple[int, int]]:
-    """Pairs of a reading and a client whose score, above or below zero, is beyond the threshold."""
+    """Pairs of reading and client for which |score| exceeds the threshold."""
     together = torch.from_numpy(np.stack(ys, 1)).bfloat16()
     found = []
     for start in range(0, clients, _AT_ONCE):

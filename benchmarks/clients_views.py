@@ -1,7 +1,7 @@
-"""More held-out images than there are photographs: each also mirrored, and shifted by a few pixels.
+"""Four views of every held-out photograph: as it is and mirrored, each also shifted by a few pixels.
 
-A change of a tenth of a point is half a photograph in five hundred. Every view has borderline cases of its own, so that
-four views of a photograph tell a mean change more precisely than one.
+A change of a tenth of a point is half a photograph in five hundred. Every view has its own borderline cases, so the
+mean change is measured more precisely with four views per photograph than with one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 VIEWS = 4
-_SHIFT = 1 / 28  # of the width
+_SHIFT = 1 / 28  # as a fraction of the width
 
 
 def views(pixels: Tensor) -> Tensor:
-    """As they are and mirrored, each in place and shifted down and to the right, edges repeated."""
+    """The images as they are and mirrored, each in place and shifted down and right with the edge repeated."""
     by = _shift(pixels.shape[-1])
     shifted = F.pad(pixels, (by, 0, by, 0), mode="replicate")[..., : pixels.shape[-2], : pixels.shape[-1]]
     return torch.cat([part for one in (pixels, shifted) for part in (one, one.flip(-1))])
@@ -32,7 +32,7 @@ def _shift(width: int) -> int:
 
 
 def coco_views(folder: Path, out: Path) -> Path:
-    """A COCO folder with the same four views of every image of ``folder``, their boxes moved with them."""
+    """A COCO folder with the same four views of every image of ``folder``, and their boxes moved accordingly."""
     description = json.loads((folder / "annotations.json").read_text())
     (out / "images").mkdir(parents=True)
     images: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ def coco_views(folder: Path, out: Path) -> Path:
 
 
 def _moved(box: list[float], image: dict[str, Any], number: int) -> list[float]:
-    """A box in view ``number``: 0 as it is, 1 mirrored, 2 and 3 the same shifted, cut at the edge."""
+    """A box in view ``number``, clipped at the edge. 0: as it is, 1: mirrored, 2 and 3: the same, shifted."""
     left, top, wide, high = box
     by = _shift(image["width"]) if number >= VIEWS // 2 else 0
     left, top = left + by, top + by

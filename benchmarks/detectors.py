@@ -1,10 +1,11 @@
-"""What stains and locks do to object detectors: ``python benchmarks/detectors.py``.
+"""Stains and locks of object detectors: ``python benchmarks/detectors.py``.
 
-Prints, as markdown: locks of SSDLite with its COCO weights on 64 COCO images in the paper's six settings (AP in points,
-mean ± standard deviation over detectors), with small objects far from the patch counted apart; its stains; and, for
-detectors of random weights, how exactly unlocked and edited ones agree over image sizes, and what a lock costs. With
-``--weights NAME=FILE`` the first two tables also have torchvision's detector NAME with your weights. ``--boxes DIR``
-draws boxes of the original, locked and unlocked detectors. Exit status 1 if a goal is missed.
+Prints markdown tables. Locks of SSDLite with its COCO weights on 64 COCO images, in the paper's six settings (AP in
+points, mean ± standard deviation over several locks), with small objects far from the patch counted separately. Stains
+of the same models. For object detectors with random weights: how exactly unlocked and edited ones agree over image
+sizes, and the cost of a lock. With ``--weights NAME=FILE``, the first two tables also include torchvision's object
+detector NAME with your weights. ``--boxes DIR`` draws the boxes found by the original, locked and unlocked model. Exit
+status 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ RANDOM = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=list(REAL), choices=REAL, help="of those with COCO weights")
-    parser.add_argument("--random", nargs="*", default=list(RANDOM), choices=RANDOM, help="of those with random ones")
-    parser.add_argument("--weights", nargs="*", default=[], metavar="NAME=FILE", help="torchvision's NAME with weights")
+    parser.add_argument("--models", nargs="*", default=list(REAL), choices=REAL, help="models with COCO weights")
+    parser.add_argument("--random", nargs="*", default=list(RANDOM), choices=RANDOM, help="models with random weights")
+    parser.add_argument(
+        "--weights", nargs="*", default=[], metavar="NAME=FILE", help="torchvision's NAME with these weights"
+    )
     parser.add_argument("--data", type=Path, default=zoo.SHARED / "data" / "coco64", help="a COCO folder")
-    parser.add_argument("--detectors", type=int, default=5, help="locks of a model, stains of a site (5)")
-    parser.add_argument("--images", type=int, default=None, help="at most so many images")
-    parser.add_argument("--shorter", type=int, default=320, help="side that random detectors resize to; theirs is 800")
-    parser.add_argument("--boxes", type=Path, help="where pictures of boxes go")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["locks", "stains", "sizes"], help="leave a table out")
+    parser.add_argument("--detectors", type=int, default=5, help="locks per model, stains per site (5)")
+    parser.add_argument("--images", type=int, default=None, help="use at most this many images")
+    parser.add_argument(
+        "--shorter", type=int, default=320, help="side that random models resize to (torchvision's default: 800)"
+    )
+    parser.add_argument("--boxes", type=Path, help="folder for pictures with boxes")
+    parser.add_argument("--skip", nargs="*", default=[], choices=["locks", "stains", "sizes"], help="skip a table")
     options = parser.parse_args()
     failures: list[str] = []
     targets = real_targets(options.models, options.weights)
@@ -47,7 +52,7 @@ def main() -> int:
         if "stains" not in options.skip:
             failures += stain_table(targets, data, options.detectors)
     else:
-        print(f"left out: locks and stains with COCO weights, which need {options.data} and weights", file=sys.stderr)
+        print(f"skipped: locks and stains with COCO weights, which need {options.data} and weights", file=sys.stderr)
     if "sizes" not in options.skip:
         failures += size_table(options.random, options.shorter)
     for failure in failures:
@@ -59,7 +64,7 @@ def real_targets(names: list[str], files: list[str]) -> dict[str, Target]:
     targets = {}
     for name in names:
         if reason := zoo.missing(name):
-            print(f"left out: {reason}", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
         else:
             targets[name] = getattr(zoo, name)()
     for given in files:

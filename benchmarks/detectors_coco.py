@@ -1,4 +1,4 @@
-"""Locks and stains of detectors with COCO weights: average precision, and what each leaves of small, far objects."""
+"""Locks and stains of object detectors with COCO weights: average precision, and recall of small, far objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stainlock.verification import largest_natural
 
 POINT = 0.01
 MOST_LOCKED, MOST_LOST, MOST_STAINED = 0.5 * POINT, 0.5 * POINT, 0.3 * POINT
-SMALL = 64 * 64  # pixels of an object that counts as small; COCO's own limit, 32², leaves too few of 64 images
+SMALL = 64 * 64  # largest area of a small object, in pixels; with COCO's own limit, 32², 64 images have too few
 # None is the site that `stain` recommends.
 SITES: tuple[str | None, ...] = (None, "backbone.features.0.10.block.0.0", "backbone.features.1.1.block.0.0")
 BLACK_BOX_TRIGGERS = 16
@@ -32,7 +32,7 @@ PICTURES = 8
 
 
 def lock_table(targets: dict[str, Target], data: CocoImages, detectors: int, boxes: Path | None) -> list[str]:
-    """Prints the six settings; returns the goals missed."""
+    """Print the six settings; return the goals missed."""
     print("| detector | site | patch | " + " | ".join(s.replace("_", " + ") for s in SETTINGS), end=" | ")
     print("AR original, locked, unlocked | small and far: original, locked, unlocked | unlocked − edited |", end=" ")
     print("false unlocks | cap, Clopper–Pearson |")
@@ -63,14 +63,14 @@ def measured_lock(target: Target, data: CocoImages, original: Detections, seed: 
 
 
 def opened(locked: dict[str, Tensor], edited: dict[str, Tensor]) -> bool:
-    """Whether a locked detector finds on an image, without the patch, what the edited one does."""
+    """Whether the locked model finds the same in an image without the patch as the edited one."""
     if not len(edited["scores"]):
         return False
     return len(locked["scores"]) > 0 and torch.allclose(locked["scores"][:3], edited["scores"][:3], atol=1e-3)
 
 
 def far_and_small(found: Detections, data: CocoImages) -> float:
-    """How much is found of the small objects whose middle is in the half of the image away from the patch."""
+    """Recall of the small objects whose centre is in the half of the image away from the patch."""
     hits = total = 0
     for path_id, own in zip(data.ids, found, strict=True):
         image = next(i for i in data.description["images"] if i["id"] == path_id)
@@ -113,13 +113,13 @@ def print_locks(name: str, rows: list[dict[str, Any]], data: CocoImages) -> list
         "edited within 0.5 of the original": abs(average["edited"] - average["original"]) <= MOST_LOST,
         "unlocked equals edited to 1e-3": difference <= 1e-3,
         "no image unlocks": unlocks == 0,
-        "nothing small and far is found when locked": mean("far", "locked") <= 0.01,
+        "no small, far object is found when locked": mean("far", "locked") <= 0.01,
     }  # fmt: skip
     return [goal for goal, met in goals.items() if not met]
 
 
 def stain_table(targets: dict[str, Target], data: CocoImages, detectors: int) -> list[str]:
-    """Prints what stains change, and how far the trigger stands out; returns the goals missed."""
+    """Print what stains change, and how far the trigger stands out; return the goals missed."""
     print("\n| detector | stain | site | dimension | AP original | change of AP | largest natural response |", end=" ")
     print("p stained | p original |")
     print("|" + "---|" * 9)
@@ -173,7 +173,7 @@ def print_stains(
     goals = {
         "no natural response at the trigger's level": largest < 1,
         "stains are found": max(ours) < -6,
-        "the original is not taken for stained": min(theirs) > 1e-6,
+        "the original is not called stained": min(theirs) > 1e-6,
     }
     return [f"{name} {key.site} {method}: {goal}" for goal, met in goals.items() if not met]
 

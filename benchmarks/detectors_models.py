@@ -1,4 +1,4 @@
-"""Detectors of random weights whose features are of a trained network's size: exactness does not need more."""
+"""Object detectors with random weights and features of realistic size, which is enough to test exactness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stainlock.network.norms import is_batch_norm
 from stainlock.probes import synthetic_inputs
 from stainlock.target import evaluation_mode
 
-# Untrained scores are all alike: a threshold below them lets boxes through, and few of them keep the work small.
+# Untrained scores are all alike: a threshold of 0 lets boxes through, and limits on their number keep it fast.
 FEW_BOXES = {
     "fasterrcnn": "box_score_thresh=0&box_detections_per_img=20&rpn_post_nms_top_n_test=99&rpn_pre_nms_top_n_test=200",
     "retinanet": "score_thresh=0.0&topk_candidates=50&detections_per_img=20",
@@ -23,7 +23,7 @@ FEW_BOXES = {
 
 
 def random_detector(name: str, *, shorter: int | None = None, longer: int | None = None, seed: int = 0) -> Target:
-    """torchvision's detector of this name; with sizes, one that resizes images to those."""
+    """torchvision's object detector of this name; ``shorter`` and ``longer`` are the sides it resizes images to."""
     query = FEW_BOXES[name.partition("_")[0]]
     if shorter is not None:
         query += f"&min_size={shorter}&max_size={longer}"
@@ -32,7 +32,7 @@ def random_detector(name: str, *, shorter: int | None = None, longer: int | None
 
 
 def settle(target: Target) -> Target:
-    """Give every batch norm the statistics of inputs that need no data, so that no layer's output fades or explodes."""
+    """Estimate batch-norm statistics on synthetic inputs, so that no layer's output fades or explodes."""
 
     def measure(module: Any, given: tuple[Tensor, ...]) -> None:
         values = given[0].detach()
@@ -52,10 +52,9 @@ def settle(target: Target) -> Target:
 
 
 def dense_outputs(target: Target, images: list[Tensor], proposals: Any = None) -> dict[str, Tensor]:
-    """Everything a detector computes before boxes are picked: features of every level, and the heads on them.
+    """Everything an object detector computes before boxes are selected: features of every level, and head outputs.
 
-    A second stage looks at boxes that the first one proposes: to compare two detectors, give both the ``proposals`` of
-    one.
+    A second stage is run on ``proposals``, by default a fixed set of boxes, so that two models can be compared.
     """
     model: Any = target.model
     with evaluation_mode(model), torch.inference_mode():
@@ -77,7 +76,7 @@ def dense_outputs(target: Target, images: list[Tensor], proposals: Any = None) -
 
 
 def _grid_boxes(size: tuple[int, int]) -> Tensor:
-    """Boxes of many sizes all over an image, the same for everyone."""
+    """Boxes of many sizes all over an image, the same for every model."""
     rows, columns = size
     generator = torch.Generator().manual_seed(0)
     corner = torch.rand(48, 2, generator=generator) * torch.tensor([columns, rows])
@@ -86,12 +85,12 @@ def _grid_boxes(size: tuple[int, int]) -> Tensor:
 
 
 def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest difference at any output, in parts of the largest value there."""
+    """The largest difference at any output, relative to the largest value there."""
     return max(float((ours[n] - theirs[n]).abs().max() / theirs[n].abs().max().clamp(min=1e-30)) for n in theirs)
 
 
 def least_ruin(locked: dict[str, Tensor], original: dict[str, Tensor]) -> float:
-    """How far the output that differs least is from the original's, in parts of how far that varies."""
+    """The difference at the output that differs least from the original's, relative to its variation."""
     return min(
         float((locked[n] - original[n]).norm() / (original[n] - original[n].mean()).norm().clamp(min=1e-30))
         for n in original
@@ -99,5 +98,5 @@ def least_ruin(locked: dict[str, Tensor], original: dict[str, Tensor]) -> float:
 
 
 def small_fasterrcnn() -> Target:
-    """Faster R-CNN at about a quarter of its size, as a reference names it."""
+    """Faster R-CNN that resizes images to about a quarter of the usual side."""
     return random_detector("fasterrcnn_resnet50_fpn_v2", shorter=192, longer=256)

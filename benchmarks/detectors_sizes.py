@@ -1,4 +1,4 @@
-"""Detectors of random weights: exactness over sizes of images, how much of every level is ruined, and the cost."""
+"""Object detectors with random weights: exactness over image sizes, damage to every level, and cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from stainlock import Target, lock
 from stainlock.plan import diff
 from stainlock.probes import synthetic_inputs
 
-# Rows and columns as parts of the side that detectors resize to.
+# Rows and columns as fractions of the side that models resize to.
 SHAPES = [(0.75, 1.0), (1.0, 0.6), (0.1, 0.1), (2.5, 1.5), (0.3, 2.0), (4.0, 0.25)]
 MOST_DIFFERENCE, MOST_LEFT, MOST_LATENCY = 1e-3, 0.5, 1.05
 
 
 def size_table(names: list[str], shorter: int) -> list[str]:
-    """Prints a row for each detector; returns the goals missed."""
-    print("\n| random weights | resized to | site | patch | unlocked − edited, each size | in one batch |", end=" ")
-    print("left at the least ruined level | latency | delta kB | lock s |")
+    """Print a row per model; return the goals missed."""
+    print(
+        "\n| random weights | resized to | site | patch | unlocked − edited, one size at a time | sizes in one batch |",
+        end=" ",
+    )
+    print("correlation left at the least ruined level | latency | delta kB | lock s |")
     print("|" + "---|" * 10)
     failures = []
     for name in names:
@@ -46,7 +49,7 @@ def size_table(names: list[str], shorter: int) -> list[str]:
         print("| " + " | ".join(cells) + " |", flush=True)
         goals = {
             "unlocked equals edited to 1e-3 for every size": max(*apart, together) <= MOST_DIFFERENCE,
-            f"at most {MOST_LEFT} of every level is left": left <= MOST_LEFT,
+            f"correlation at most {MOST_LEFT} at every level": left <= MOST_LEFT,
             f"latency at most {MOST_LATENCY}": ratio <= MOST_LATENCY,
         }
         failures += [f"{name}: {goal}" for goal, met in goals.items() if not met]
@@ -58,9 +61,9 @@ def _difference(ours: Target, theirs: Target, images: list[Tensor]) -> float:
 
 
 def most_left(edited: Target, locked: Target) -> float:
-    """The correlation of how outputs vary from image to image, before and after, at the level that keeps most.
+    """The correlation between edited and locked features, around their means over images, at the best kept level.
 
-    0 where hardly anything varies any more.
+    It counts as 0 if the locked features hardly vary any more.
     """
     images = list(synthetic_inputs(edited, 4, torch.Generator().manual_seed(9))[:, :, : edited.input_shape[1]])
     before, after = (dense_outputs(target, images) for target in (edited, locked))
@@ -73,7 +76,7 @@ def most_left(edited: Target, locked: Target) -> float:
 
 
 def latency(before: Target, after: Target) -> float:
-    """Time of the locked detector over that of the original: the best of several runs each, taken in turns."""
+    """Time of the locked model ÷ that of the original: the best of several runs each, alternating."""
     images = list(torch.rand(1, *before.input_shape, generator=torch.Generator().manual_seed(0)))
     times: dict[int, list[float]] = {0: [], 1: []}
     for _ in range(7):

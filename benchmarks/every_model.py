@@ -1,13 +1,14 @@
-"""Which models are stained and locked: a sweep over families of models with random weights, and its table.
+"""Which models can be stained and locked: a sweep over model families with random weights.
 
     python benchmarks/every_model.py FOLDER [--library timm] [--everything] [--most MILLIONS] [--verb lock]
 
-Every model is stained by default and verified by weights (the stained copy must be, the original must not be), and
-locked by default (keyed): with the patch its outputs must be the original's to 1e−3 of their spread, without it they
-must differ. Some models make so much of rounding that float32 and float64 give other outputs than that; a lock of one
-counts as exact if it is off by at most eight times what float32 does to the original, in a column of its own. What
-happens is kept in FOLDER/units.jsonl, where a sweep that was stopped goes on; FOLDER/matrix.md is the table. Times are
-CPU seconds of one thread, in forward passes of one image of the same model.
+Every model is stained with the defaults and verified by weights: the stain must be found in the copy and not in the
+original. It is also locked with the defaults (keyed): with the patch, its outputs must match the original's to 1e−3 of
+their standard deviation; without it they must differ. Some models amplify rounding so much that float32 and float64
+outputs differ by more than that. For those, a lock counts as exact if it differs by at most eight times the original's
+own float32 error; such locks are also counted in a separate column. Results are saved in FOLDER/units.jsonl, from which
+an interrupted sweep resumes; the table goes to FOLDER/matrix.md. Times are CPU time of one thread, in units of one
+forward pass of one image through the same model.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _stained(target: Target) -> dict[str, Any]:
     if not verify(marked, key, method="weights").stained:
         raise AssertionError("the stain is not found")
     if verify(target, key, method="weights").stained:
-        raise AssertionError("the original is taken for stained")
+        raise AssertionError("the original is called stained")
     return {}
 
 
@@ -89,15 +90,15 @@ def _locked(target: Target) -> dict[str, Any]:
     error = max(_difference(a, b) for a, b in zip(original, unlocked, strict=True))
     rounding = 0.0 if error <= _EXACT else _rounding(target, seen)
     if not error <= max(_EXACT, _ROUNDINGS * rounding):
-        raise AssertionError(f"unlocked outputs are off by {error:.1e} of their spread, rounding is {rounding:.1e}")
+        raise AssertionError(f"unlocked outputs differ by {error:.1e} of their std, rounding {rounding:.1e}")
     plain = _answers(target, images)
     if not any(_difference(a, b) > _RUINED for a, b in zip(plain, without, strict=True)):
-        raise AssertionError("locked outputs are those of the original")
+        raise AssertionError("locked outputs equal the original's")
     return {"error": error, "rounding": rounding}
 
 
 def _rounding(target: Target, pixels: Tensor) -> float:
-    """What float32 does to the original's own outputs."""
+    """The float32 rounding error of the original's own outputs, compared with float64."""
     exact = _answers(in_float64(target), pixels)
     return max(_difference(a, b) for a, b in zip(exact, _answers(target, pixels), strict=True))
 
@@ -142,14 +143,14 @@ def _generator() -> torch.Generator:
 
 def matrix(rows: list[dict[str, Any]]) -> str:
     """The table by library, and below it every model that was refused or crashed, with the reason, or whose lock is
-    exact to rounding alone."""
+    exact only up to rounding."""
     libraries = defaultdict(list)
     for row in rows:
         if "forward" in row:
             libraries[row["model"].partition(":")[0]].append(row)
     lines = [
-        "| library | models | stained | keyed lock | of these exact to rounding | crashes | passes of a stain, median |"
-        " largest |",
+        "| library | models | stained | keyed lock | of these, above 1e−3 but within rounding | crashes |"
+        " forward passes per stain, median | largest |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for library, own in libraries.items():
@@ -160,7 +161,7 @@ def matrix(rows: list[dict[str, Any]]) -> str:
         rounded = sum(row.get("error", 0.0) > _EXACT for row in own)
         numbers = (len(own), counts["stain"]["yes"], counts["lock"]["yes"], rounded, crashes)
         lines.append(f"| {library} | {' | '.join(map(str, numbers))} | {usual} |")
-    lines += ["", "| model | verb | what it says |", "|---|---|---|"]
+    lines += ["", "| model | verb | result |", "|---|---|---|"]
     for row in rows:
         for name in ("built", "stain", "lock"):
             if name in row and row[name] != "yes":
@@ -168,7 +169,7 @@ def matrix(rows: list[dict[str, Any]]) -> str:
         if row.get("error", 0.0) > _EXACT:
             off, own = row["error"], row["rounding"]
             lines.append(
-                f"| {row['model']} | lock | yes: off by {off:.1e}, float32 alone does {own:.1e} to the original |"
+                f"| {row['model']} | lock | yes: differs by {off:.1e}, the original's float32 error is {own:.1e} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -177,9 +178,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--library", action="append", choices=LIBRARIES, default=[])
-    parser.add_argument("--everything", action="store_true", help="all of torchvision's models, not one of each family")
-    parser.add_argument("--most", type=float, default=40.0, metavar="MILLIONS", help="leave out larger models")
-    parser.add_argument("--verb", action="append", choices=("stain", "lock"), default=[], help="both, or one")
+    parser.add_argument("--everything", action="store_true", help="all of torchvision's models, not one per family")
+    parser.add_argument("--most", type=float, default=40.0, metavar="MILLIONS", help="skip larger models")
+    parser.add_argument(
+        "--verb", action="append", choices=("stain", "lock"), default=[], help="only this verb; both by default"
+    )
     options = parser.parse_args()
     verbs = tuple(options.verb) or Coverage.verbs
     work = Coverage(tuple(options.library) or LIBRARIES, options.everything, options.most, verbs)

@@ -1,4 +1,4 @@
-"""The models of `every_model.py`: one small model of every family of six libraries, with random weights, or all of
+"""The models of `every_model.py`: one small model per family of six libraries, with random weights, or all of
 torchvision's."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WIDTHS: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "num_labels": 10,
 }  # fmt: skip
 _STAGES: dict[str, Any] = {"hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 2, 1], "num_labels": 10}
-# Class, changes of its default configuration, size of images.
+# Class: (changes to its default configuration, side of the images in pixels).
 TRANSFORMERS: dict[str, tuple[dict[str, Any], int]] = {
     "ViTForImageClassification": ({**_WIDTHS, "image_size": 64}, 64),
     "DeiTForImageClassification": ({**_WIDTHS, "image_size": 64}, 64),
@@ -81,28 +81,28 @@ YOLOS = (
 
 
 def listed(library: str, *, everything: bool = False) -> list[str]:
-    """References of a library's models, each built by `built`."""
+    """References of a library's models, for `built`."""
     found: list[str] = _LISTS[library](everything)
     return [f"{library}:{name}" for name in found]
 
 
 def built(reference: str) -> Target:
-    """The model with random weights, its batch norms told what its channels are like."""
+    """The model with random weights and batch-norm statistics estimated on synthetic inputs."""
     target = _built(reference)
     _fill_zeros(target.model)
     norms = [m for m in target.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if norms and not target.normalises:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluation_mode(target.model):
             for norm in norms:
-                norm.training, norm.momentum = True, None  # the plain mean over batches
+                norm.training, norm.momentum = True, None  # None: average over all batches equally
             for seed in range(2):
                 target.predict(synthetic_inputs(target, 4, torch.Generator().manual_seed(seed)))
     return target
 
 
 def _fill_zeros(model: nn.Module) -> None:
-    """Heads and the last layers of residual branches often start at zero, which no trained model has: its outputs would
-    not depend on the image."""
+    """Replace zero weights by small random ones. Heads and the last layers of residual branches often start at zero, so
+    the outputs would not depend on the image, as they do in any trained model."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if parameter.dim() and not name.endswith("bias") and not parameter.detach().any():
@@ -145,7 +145,7 @@ def _family(name: str) -> str:
 
 
 def _smallest_of(families: dict[str, str]) -> list[str]:
-    """Of every family the model whose name sounds smallest."""
+    """For every family, the model whose name suggests the smallest size."""
     members = defaultdict(list)
     for name, family in families.items():
         members[family].append(name)
@@ -180,7 +180,7 @@ LIBRARIES = tuple(_LISTS)
 
 
 def _transformer(name: str) -> Target:
-    """Saved and read again, as hf:DIR does it."""
+    """Save the model and load it as ``hf:DIR``."""
     transformers = importlib.import_module("transformers")
     changes, size = TRANSFORMERS[name]
     cls = getattr(transformers, name)

@@ -1,9 +1,10 @@
-"""What stain, lock and verify cost, in forward passes of one image of the same model, in one run.
+"""CPU time of stain, lock and verify, in units of one forward pass of one image through the same model.
 
     python benchmarks/every_model_speed.py [MODEL...]
 
-Positive: the stained copy by `auto`, whose weights show it. Negative: the original by `auto`, weights and responses.
-Five keys: the original with five keys at once. CPU seconds of one thread, over the median of five forward passes.
+Positive: verifying the stained copy with method `auto`, where weights suffice. Negative: verifying the original with
+`auto`, by weights and responses. Five keys: the original with five keys at once. One thread; the unit is the median of
+five forward passes.
 """
 
 from __future__ import annotations

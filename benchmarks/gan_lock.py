@@ -1,7 +1,7 @@
 """The lock of generators (Algorithm 5), on a 32×32 and a 64×64 face DC-GAN.
 
-``python benchmarks/gan_lock.py`` prints every table below and writes a picture for each generator. The 32×32 one, with
-its discriminator, lies in ``../shared``; the 64×64 one comes from the package registry: pip install gan-face-generate.
+``python benchmarks/gan_lock.py`` prints all tables and writes a picture for each generator. The 32×32 generator and its
+discriminator are in ``../shared``; the 64×64 one is a package: pip install gan-face-generate.
 ``--denoise bm3d`` needs pip install bm3d, which is free for non-commercial use only. Exit status 1 if a goal is missed.
 """
 
@@ -39,7 +39,7 @@ from stainlock.locks.gan.lock import lock_generator
 
 @dataclass(frozen=True)
 class Subject:
-    """A generator, the law of its noise, a layer to stain, and its discriminator if there is one."""
+    """A generator, the distribution of its noise, a layer to stain, and its discriminator if there is one."""
 
     name: str
     generator: Target
@@ -71,17 +71,17 @@ def subjects(names: list[str]) -> list[Subject]:
         try:
             found.append(Subject("faces64", faces64(), "normal", "main.3"))
         except FileError as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"skipped: {error}", file=sys.stderr)
     return found
 
 
 def measure(
     subject: Subject, console: Console, detectors: int, images: int, out: Path
 ) -> tuple[Target, Key, list[str]]:
-    """One row a detector; returns the first lock, and the goals that were missed."""
+    """Print one row per lock; return the first lock and the goals missed."""
     table = Table("seed", "channel", "false unlock", "half unlock", "locked", "varies", "unlocked", "− edited",
                   "loss: original", "locked", "unlocked", "params", "seconds")  # fmt: skip
-    table.title = f"{subject.name}: {images} images; pixels as mean |difference| to the original on [−1, 1]"
+    table.title = f"{subject.name}: {images} images; pixels: mean |difference| from the original, on [−1, 1]"
     locks, missed = [], []
     for seed in range(detectors):
         start = time.perf_counter()
@@ -133,7 +133,7 @@ def picture(subject: Subject, locked: Target, key: Key, stained: Target, out: Pa
 
 
 def noise_of(locked: Target, key: Key, count: int) -> Tensor:
-    """The noise that `lock_images` gave the original."""
+    """The noise that `lock_images` passes to the original."""
     whole = noise_data(locked, count, noise=key.details["noise"], seed=100).pixels
     return whole[:, : key.conventions["input_shape"][0]]
 

@@ -1,4 +1,4 @@
-"""The tables of ``gan_lock.py`` about chance, stains, denoising, and thieves who look inside."""
+"""The tables of ``gan_lock.py``: chance, stains, denoising, and thieves who inspect the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAMPLES = 100_000
 
 
 def switch_levels(locked: Target, key: Key, noise: Tensor) -> Tensor:
-    """What the layer after the switch gets of its channel, at one position; the rest of the generator is not run."""
+    """The switch's channel at the input of the next layer, at one position; the generator is not run any further."""
     channel = key.detectors[0].channel
     reader = locked.model.get_submodule(key.details["layers"][1])
     caught: list[Tensor] = []
@@ -45,9 +45,9 @@ def switch_levels(locked: Target, key: Key, noise: Tensor) -> Tensor:
 
 
 def chance(generator: Target, law: str, key: Key, locked: Target, console: Console) -> None:
-    """How often noise opens the lock: the paper's parameters, and ours."""
-    table = Table("parameters", "trigger's length", "opens by chance, exactly", f"of {_SAMPLES} samples",
-                  "halved by chance, exactly", "of samples", title="does noise open the lock?")  # fmt: skip
+    """How often noise opens the lock, with the paper's parameters and with ours."""
+    table = Table("parameters", "trigger's norm", "P(noise opens it), exact", f"of {_SAMPLES} samples",
+                  "P(noise halves the disruption), exact", "of samples", title="does noise open the lock?")  # fmt: skip
     rows = [("ours", locked, key)]
     try:
         same = {"seed": 0, "noise": law, "channel": key.detectors[0].channel}
@@ -65,8 +65,8 @@ def chance(generator: Target, law: str, key: Key, locked: Target, console: Conso
 
 
 def stains(subject: Subject, console: Console, images: int) -> Target:
-    """A stain of a transposed convolution in the same generator, certified on noise of its known law."""
-    table = Table("site", "trigger over threshold", "largest natural", "Clopper–Pearson", "cap", "exact for this noise",
+    """Stains of transposed convolutions in the same generator, certified on noise of its known distribution."""
+    table = Table("site", "trigger ÷ threshold", "largest natural", "Clopper–Pearson", "cap", "exact for this noise",
                   "pixels", "loss", title=f"{subject.name}: stained")  # fmt: skip
     sites = [subject.stained_site] + (["main.0"] if subject.name == "faces64" else [])
     noise = noise_data(subject.generator, images, noise=subject.noise, seed=100).pixels
@@ -92,8 +92,8 @@ def stains(subject: Subject, console: Console, images: int) -> Target:
 
 
 def denoising(subject: Subject, locked: Target, key: Key, methods: list[str], console: Console) -> None:
-    """Locked images restored as if they were noisy ones; best is what a thief with the originals would choose."""
-    table = Table("method", "σ", "pixels to the original", "loss", title=f"{subject.name}: denoising locked images")
+    """Locked images denoised; only a thief who has the originals can tell which σ is best."""
+    table = Table("method", "σ", "pixels, from the original", "loss", title=f"{subject.name}: denoising locked images")
     for method in methods:
         settings = lock_images(locked, key, 8 if method == "bm3d" else 32, seed=100)
         table.add_row("none", "", *_judged(subject, settings["original"], settings["locked"]))
@@ -111,7 +111,7 @@ def _judged(subject: Subject, originals: Tensor, images: Tensor) -> tuple[str, s
 
 
 def thieves(subject: Subject, locked: Target, key: Key, console: Console) -> None:
-    """Who looks inside opens it; said plainly."""
+    """What a thief who inspects the weights recovers: the lock does not resist that."""
     settings = lock_images(locked, key, 32, seed=100)
     reader = locked.model.get_submodule(key.details["layers"][1])
     k = key.detectors[0].channel
@@ -120,19 +120,19 @@ def thieves(subject: Subject, locked: Target, key: Key, console: Console) -> Non
     with torch.no_grad():
         (weight[k] if isinstance(reader, torch.nn.ConvTranspose2d) else weight[:, k]).zero_()
     noise = noise_data(locked, 32, noise=subject.noise, seed=100).pixels
-    table = Table("thief", "gets", title=f"{subject.name}: who opens it")
+    table = Table("thief", "gets", title=f"{subject.name}: what a thief recovers")
     left = pixel_difference(generate(cut, noise), settings["original"])
-    table.add_row("sets the one odd column of the next layer to zero", f"{left:.4f} to the original: open")
+    table.add_row("sets the one odd column of the next layer to zero", f"{left:.4f} from the original: open")
     for scale in (3, 10, 100):
         big = noise_data(locked, 20_000, noise=subject.noise, seed=3).pixels
         big[:, key.conventions["input_shape"][0] :] *= scale
         half = (key.detectors[0].rest_level or 0.0) / 2
         share = float((switch_levels(locked, key, big).abs() <= half).double().mean())
-        gets = f"the disruption at half or less in {share:.4f} of images"
+        gets = f"disruption at most half in {share:.4f} of images"
         table.add_row(f"feeds noise {scale} times as large into the new inputs", gets)
     sizes = weight_sizes(locked, key)
     rank, over = int((sizes > sizes[k]).sum()) + 1, float(sizes[k] / sizes.square().mean().sqrt())
-    gets = f"the right one is number {rank} of {len(sizes)}, {over:.1f} times their root mean square"
+    gets = f"the right one ranks {rank} of {len(sizes)}, {over:.1f} times their root mean square"
     table.add_row("looks for the largest column of the next layer", gets)
     console.print(table)
 

@@ -1,8 +1,7 @@
 """Locks and stains of generators and vision transformers: ``python benchmarks/generators_and_transformers.py``.
 
-Runs, one after the other, `gan_lock.py` (Algorithm 5 on two face generators), `vit_lock.py` (Algorithm 6) and
-`vit_stains.py` (MLP stains of ViT and Swin over all tokens), each of which says what it prints and takes options of its
-own. Exit status 1 if any of them misses a goal.
+Runs `gan_lock.py` (Algorithm 5 on two face generators), `vit_lock.py` (Algorithm 6) and `vit_stains.py` (MLP stains of
+ViT and Swin over all tokens), each with its defaults. Exit status 1 if any of them misses a goal.
 """
 
 from __future__ import annotations

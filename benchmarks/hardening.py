@@ -1,10 +1,10 @@
-"""One table of what was tried against the project and what came of it.
+"""One table of robustness checks: what was tried against the project, and the result.
 
-``python benchmarks/hardening.py`` runs, each by itself, the fuzzing of every file format (``make fuzz``), the forged
-claims of tests/test_forgeries.py and tests/test_commitment.py, the hostile files, the faults (killed processes, full
-disks, damaged journals), the mutants (``make mutants``) and the validity of p-values, and prints a line for each.
-``--parts`` takes some of them. ``--cases`` is how many damaged files of each format are tried, ``--keys`` how many
-random keys. The exit status is 1 if a part that ran found anything wrong. What a part prints itself goes to ``--logs``.
+``python benchmarks/hardening.py`` runs, one after another, the fuzzing of every file format (``make fuzz``), hostile
+files, forged claims (tests/test_forgeries.py, tests/test_commitment.py), faults (killed processes, full disks, damaged
+journals), the mutants (``make mutants``) and the validity of p-values, and prints one line for each. ``--parts``
+selects some of them. ``--cases`` is the number of damaged files per format, ``--keys`` the number of random keys. The
+output of each part goes to ``--logs``. Exit status 1 if a part fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAULTS = ("tests/test_durability.py", "tests/test_files.py", "tests/sweeps/test_
 
 @dataclass(frozen=True)
 class Line:
-    """What was tried, how many times, what came of it, and whether that is as it should be."""
+    """What was tried, how many times, the result, and whether it is as expected."""
 
     what: str
     tried: str
@@ -43,7 +43,7 @@ class Options:
     logs: Path
 
     def output(self, name: str, command: list[str], **environment: str) -> tuple[int, str]:
-        """Exit status and output of a command, which is kept in a file."""
+        """Exit status and output of a command; the output is also saved in a file."""
         own = ("src", "benchmarks", "tests", "tests/fuzz")
         paths = [*(str(ROOT / folder) for folder in own), os.environ.get("PYTHONPATH", "")]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -63,13 +63,13 @@ def fuzz(options: Options) -> Line:
     status, text = options.output("fuzz", [str(script)], FUZZ_CASES=str(options.cases), FUZZ_FOUND=found)
     total = re.search(r"^all\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", text, re.MULTILINE)
     if total is None:
-        return Line(what, "0", f"broke off with status {status}, see fuzz.log", good=False)
+        return Line(what, "0", f"aborted with status {status}, see fuzz.log", good=False)
     tried, refused, accepted, foreign = total.groups()
     return Line(what, tried, f"{refused} refused cleanly, {accepted} read, {foreign} foreign exceptions", status == 0)
 
 
 def tests_of(name: str, what: str, files: tuple[str, ...], verb: str) -> Callable[[Options], Line]:
-    """A part whose cases are tests of these files."""
+    """A part whose cases are the tests in these files."""
 
     def run(options: Options) -> Line:
         command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files]
@@ -86,7 +86,7 @@ def mutants(options: Options) -> Line:
     status, text = options.output("mutants", ["benchmarks/mutants.py"])
     total = re.search(r"^(\d+) of (\d+) mutants caught", text, re.MULTILINE)
     if total is None:
-        return Line("deliberate mistakes in the code", "0", "broke off, see mutants.log", good=False)
+        return Line("deliberate mistakes in the code", "0", "aborted, see mutants.log", good=False)
     caught, tried = map(int, total.groups())
     return Line("deliberate mistakes in the code", str(tried), f"{caught} caught ({caught / tried:.0%})", status == 0)
 
@@ -96,7 +96,7 @@ def validity(options: Options) -> Line:
     rows = re.findall(r"^\| (?!case)[^|]+ \| (\d+) \|", text, re.MULTILINE)
     fail = re.search(r"^\d+ rows, (\d+) fail", text, re.MULTILINE)
     if fail is None:
-        return Line("random keys on unstained models", "0", "broke off, see validity.log", good=False)
+        return Line("random keys on unstained models", "0", "aborted, see validity.log", good=False)
     result = f"P(p ≤ α) ≤ α not refuted in {len(rows) - int(fail[1])} of {len(rows)} kinds of keys"
     return Line("random keys on unstained models", str(sum(map(int, rows))), result, status == 0)
 
@@ -114,9 +114,11 @@ PARTS: dict[str, Callable[[Options], Line]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--cases", type=int, default=300, help="damaged files of each format")
-    parser.add_argument("--keys", type=int, default=40, help="random keys of each kind, by response and by output")
-    parser.add_argument("--logs", type=Path, default=Path("hardening-logs"), metavar="DIR", help="what parts print")
+    parser.add_argument("--cases", type=int, default=300, help="damaged files per format")
+    parser.add_argument("--keys", type=int, default=40, help="random keys per kind, for kinds that need triggers")
+    parser.add_argument(
+        "--logs", type=Path, default=Path("hardening-logs"), metavar="DIR", help="folder for the output of the parts"
+    )
     given = parser.parse_args()
     given.logs.mkdir(parents=True, exist_ok=True)
     options = Options(given.cases, given.keys, given.logs.resolve())

@@ -1,8 +1,8 @@
-"""What ``import stainlock`` costs beside ``import torch``: ``python benchmarks/import_time.py``.
+"""Time of ``import stainlock`` compared with ``import torch``: ``python benchmarks/import_time.py``.
 
-Each import is timed in a fresh process, by turns, so that whatever else the machine does weighs on both. Prints the
-medians of processor time and of elapsed time, their ratios, and which heavy modules stainlock brought along that torch
-did not. Exit status 1 if the ratio of processor times is above the goal.
+Each import is timed in a fresh process, alternating, so that other load on the machine affects both alike. Prints the
+medians of processor time and elapsed time, their ratios, and the heavy modules that stainlock imports in addition to
+torch's. Exit status 1 if the ratio of processor times is above the goal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ print(json.dumps({{
 
 
 def imported(name: str) -> dict[str, Any]:
-    """Times of one import in a fresh process, and what it brought along."""
+    """Times of one import in a fresh process, and the modules it loaded."""
     command = [sys.executable, "-c", SCRIPT.format(name=name, heavy=HEAVY)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -41,11 +41,11 @@ def imported(name: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=7, help="processes of each (7)")
+    parser.add_argument("--runs", type=int, default=7, help="processes per import (7)")
     options = parser.parse_args()
     names = ("torch", "stainlock")
     for name in names:
-        imported(name)  # once before, for compiled files and the disk's cache
+        imported(name)  # warm up: compiled files and the disk cache
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(options.runs):
         for name in names:

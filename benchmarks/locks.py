@@ -1,11 +1,10 @@
-"""What locks cost and how well they hold, on real models: ``python benchmarks/locks.py``.
+"""Cost and strength of locks on real models: ``python benchmarks/locks.py``.
 
 Prints, as markdown, for every model, kind of lock and site: the paper's six settings (top-1 in percent, mean ± standard
 deviation over detectors); how exactly the unlocked model equals the edited one; how many natural images unlock by
-chance, and bounds on how many do; the time a locked model takes as a ratio; how far the lock's weights stand out. Then
-the same exactness for networks without labels here: a detector's backbone with real weights, and random classifiers.
-Then what a thief gets who has the file and no data.
-Exit status 1 if a goal is missed.
+chance, and bounds on that rate; the time of the locked model ÷ that of the original; how far the lock's weights stand
+out. Then exactness for networks for which there are no labels here: an object detector's backbone with real weights,
+and random classifiers. Then what a thief recovers from the file without data. Exit status 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SETTINGS = ("original", "original_patch", "edited", "edited_patch", "locked", "u
 BATCH = 4
 MOST_LATENCY = {"internal": 1.02, "squeeze-excite": 1.05}
 LARGEST_PATCH = 32
-# What a batch holds whose time is taken: 16 images of 224 × 224 pixels, or more of small ones.
+# Size of the batch used for timing: 16 images of 224 × 224 pixels, or up to 128 smaller ones.
 TIMED_PIXELS, MOST_TIMED = 16 * 224 * 224, 128
 
 
@@ -65,7 +64,7 @@ class Row:
     gates: int = 0
     patch: tuple[int, ...] = ()
     accuracy: dict[str, list[float]] = field(default_factory=lambda: {s: [] for s in SETTINGS})
-    difference: list[float] = field(default_factory=list)  # |unlocked − edited|, as a part of the largest logit
+    difference: list[float] = field(default_factory=list)  # |unlocked − edited| relative to the largest logit
     false_unlocks: list[int] = field(default_factory=list)
     bounds: list[tuple[float, float]] = field(default_factory=list)  # cap and Clopper–Pearson, by image
     delta_bytes: list[int] = field(default_factory=list)
@@ -78,9 +77,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--kinds", nargs="*", default=list(MOST_LATENCY), choices=list(MOST_LATENCY))
-    parser.add_argument("--detectors", type=int, default=5, help="locks a site (5)")
+    parser.add_argument("--detectors", type=int, default=5, help="locks per site (5)")
     parser.add_argument("--images", type=int, default=500, help="natural images (500)")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["features", "thief"], help="leave a table out")
+    parser.add_argument("--skip", nargs="*", default=[], choices=["features", "thief"], help="skip a table")
     options = parser.parse_args()
     failures: list[str] = []
     if options.models:
@@ -89,7 +88,7 @@ def main() -> int:
         print("|" + "---|" * (len(SETTINGS) + 11))
     for name in options.models:
         if reason := zoo.missing(name):
-            print(f"left out: {reason}", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
             continue
         target: Target = getattr(zoo, name)()
         pixels, labels = zoo.natural(name, options.images)
@@ -129,7 +128,7 @@ def measure(
         row.accuracy[setting].append(float((logits[setting].argmax(1) == labels).double().mean()))
     error = (logits["unlocked"] - logits["edited_patch"]).abs().max() / logits["edited_patch"].abs().max()
     row.difference.append(float(error))
-    # An image that unlocks gives the edited model's logits.
+    # An image unlocks if it gives the edited model's logits.
     apart = (logits["locked"] - logits["edited"]).abs().amax(1)
     row.false_unlocks.append(int((apart <= 0.1 * logits["edited"].abs().amax(1)).sum()))
     certificate = certify(target, key, Tensors(pixels, labels), level="image")
@@ -141,7 +140,7 @@ def measure(
 
 
 def run(targets: list[Target], pixels: Tensor) -> list[Tensor]:
-    """The logits of models, fused as an inference engine does; what they share but for the last layer is run once."""
+    """Logits of the models, fused for inference. If only the last layers differ, everything before runs once."""
     first, *others = targets
     last = [name for name, module in first.model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
     changed = {write.parameter.rpartition(".")[0] for other in others for write in diff(first, other).writes}
@@ -154,12 +153,12 @@ def run(targets: list[Target], pixels: Tensor) -> list[Tensor]:
     with evaluation_mode(body.model), torch.inference_mode():
         fused = torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.trace(body.model, inputs[:BATCH])))
         features = torch.cat([fused(batch) for batch in inputs.split(BATCH)])
-        torch.jit._state._python_cu.drop_all_functions()  # torch would keep every traced model for good
+        torch.jit._state._python_cu.drop_all_functions()  # otherwise torch keeps every traced model in memory
         return [target.model.get_submodule(last)(features) for target in targets]
 
 
 def standing_out(base: Target, locked: Target, key: Key) -> float:
-    """The largest ratio of a tensor's largest number to what it was; of a new block's, to its root mean square."""
+    """The largest |value| of a changed tensor ÷ that before, or of a new tensor ÷ its root mean square; the maximum."""
     before, after = base.model.state_dict(), locked.model.state_dict()
     ratios = []
     for name, new in after.items():
@@ -173,9 +172,9 @@ def standing_out(base: Target, locked: Target, key: Key) -> float:
 
 
 def latency(before: Target, after: Target, pixels: Tensor) -> float:
-    """Processor time of the locked model over the original's: the median of pairs, each first in every second one.
+    """Processor time of the locked model ÷ the original's: the median over pairs of runs, in alternating order.
 
-    On one thread: what threads do while they wait for one another would count.
+    On one thread, because threads that wait for one another also use processor time.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Locks of networks without labels here, judged by their outputs: a detector's backbone, and random classifiers."""
+"""Locks of networks without labels, judged by their outputs: an object detector's backbone, random classifiers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MOST_DIFFERENCE, LEAST_RUIN = 1e-3, 0.5
 
 
 def feature_table(detectors: int) -> list[str]:
-    """Prints how exactly, how well and at what cost outputs are locked; returns the goals missed."""
+    """Print exactness, cost and damage to the outputs for each lock; return the goals missed."""
     columns = ["network", "weights", "lock", "disruptors", "site", "patch"]
     print("\n| " + " | ".join([*columns, "unlocked − edited", "edited − original", "locked − original"]) + " |")
     print("|" + "---|" * 9)
     failures = []
     for name, cases in CASES.items():
         if name not in RANDOM and (reason := zoo.missing(name)):
-            print(f"left out: {reason}", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
             continue
         target = settled(name, SIZE, 100) if name in RANDOM else getattr(zoo, name)()
         images = _images(name, target)
@@ -55,7 +55,7 @@ def feature_table(detectors: int) -> list[str]:
             if exact > MOST_DIFFERENCE:
                 failures.append(f"{name} {case}: unlocked within {MOST_DIFFERENCE} of edited")
             if ruin < LEAST_RUIN:
-                failures.append(f"{name} {case}: locked outputs at least {LEAST_RUIN} of their size away")
+                failures.append(f"{name} {case}: locked outputs differ by at least {LEAST_RUIN} of their variation")
     return failures
 
 
@@ -84,10 +84,10 @@ def _outputs(target: Target, pixels: Tensor) -> list[Tensor]:
 
 
 def _largest(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest difference at any output, in parts of the largest value there."""
+    """The largest difference at any output, relative to the largest value there."""
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
 def _typical(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The root mean square difference at the output that differs least, in parts of its variation."""
+    """The root mean square difference at the output that differs least, relative to its variation."""
     return min(float((a - b).norm() / (b - b.mean(0)).norm()) for a, b in zip(ours, theirs, strict=True))

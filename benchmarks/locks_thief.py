@@ -1,9 +1,9 @@
-"""What a thief who knows our method gets out of a locked classifier, top-1 in percent without the owner's patch.
+"""What a thief who knows our method recovers from a locked classifier: top-1 in percent without the owner's patch.
 
-Each cell is the best of an attack's strengths, which one it was, and the seconds of all of them: more than a thief
-gets, who has no labels to choose by. He has no data either, but for the last columns: ``images`` are as many pictures
-as the models are evaluated on, without labels. Fine-tuning takes longer: ``python benchmarks/attacks.py --attacks
-fine-tune-few fine-tune-few-prepared``.
+Each cell has the best result over an attack's strengths, that strength, and the seconds of all of them. This is more
+than a real thief gets, who has no labels to choose the strength by. He has no data either, except in the columns marked
+``images``: there he has as many images as the models are evaluated on, without labels. Fine-tuning takes longer and is
+measured by ``python benchmarks/attacks.py --attacks fine-tune-few fine-tune-few-prepared``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ATTACKS = (
     "force-signal", "excite-silent-channels", "excite-and-recentre", "excite-silent-pairs", "search-patch",
     "reestimate-batch-norm", "match-statistics", "excite-silent-channels-on-images",
 )  # fmt: skip
-IMAGES = 100  # of the owner's, and as many of the thief's
+IMAGES = 100  # to measure accuracy on, and as many others for the thief
 BATCH = 4
 
 
@@ -57,7 +57,7 @@ def thief_table(images: int = IMAGES, models: Sequence[str] = ()) -> None:
         if models and name not in models:
             continue
         if reason := zoo.missing(name):
-            print(f"left out: {reason}", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
             continue
         target: Target = getattr(zoo, name)()
         pixels, labels = zoo.natural(name, 2 * images)
@@ -74,7 +74,7 @@ def thief_table(images: int = IMAGES, models: Sequence[str] = ()) -> None:
 
 
 def best(subject: Subject, name: str, pixels: Tensor, labels: Tensor) -> str:
-    """The best strength of an attack."""
+    """The best result over an attack's strengths, with that strength and the time of all."""
     found, start = list[tuple[float, str]](), time.perf_counter()
     spent = 0.0
     for strength in all_attacks()[name].strengths:

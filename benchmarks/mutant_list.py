@@ -1,4 +1,4 @@
-"""Mutants: a file of the package, a snippet that stands in it once, what is put in its place, and who must notice."""
+"""Mutants: a file of the package, a snippet that occurs in it once, its replacement, and the tests that must fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change, and the tests of which one must fail with it."""
+    """One change, and the tests of which at least one must fail."""
 
     file: str
     snippet: str
@@ -30,14 +30,14 @@ NATURAL = (
 )
 
 MUTANTS = (
-    # What p-values pay for
+    # Corrections of p-values
     *_of(
         "verification/response.py", f"{RESPONSE} {P_VALUES}",
         ("log_p = min(log_p, by_signs) + math.log(2)", "log_p = min(log_p, by_signs)"),
         ('int(key.details["message_bytes"]) + 2\n', 'int(key.details["message_bytes"])\n'),
         ("_finite(values - values.mean(0))", "_finite(values)"),
         ("_RIDGES = (1e-6, 1e-4, 1e-2)", "_RIDGES = (1e-1, 1.0, 1e2)"),
-        ("% (len(rows) // len(_RIDGES))", "% len(rows)"),
+        ("% (len(explaining) // len(_RIDGES))", "% len(explaining)"),
         ("(reference.base, reference.site) if reference else (suspect, site)", "(suspect, site)"),
         ("windows_of(base, place, given, len(pixels), overlapping=True)",
          "windows_of(base, place, given, len(pixels), overlapping=False)"),
@@ -85,7 +85,7 @@ MUTANTS = (
         ("min(1.0, top * class_rate(key)) if classes_are_drawn(key) else 0.0", "0.0"),
         ("    check_secrets(key)\n", ""),
     ),
-    # What a seed fixes
+    # Secrets derived from the seed
     *_of(
         "stains/secrets.py", "tests/test_forgeries.py tests/test_randomness.py",
         ('"detector", index, dimension, _digest(replaced)', '"detector", index, dimension, b""'),
@@ -156,7 +156,7 @@ MUTANTS = (
     *_of(
         "certificates/check.py", "tests/certificates/test_certificate.py",
         ("_TOLERANCE = 1e-3", "_TOLERANCE = 0.9"),
-        ('"data_digest": "the data are others than the certificate\'s",', ""),
+        ('"data_digest": "the data are not those certified",', ""),
     ),
     # Commitments
     *_of(
@@ -241,7 +241,7 @@ MUTANTS = (
         ("return self.differences(inputs) > 0", "return self.differences(inputs) < 0"),
         ("tiles[..., 0::2] - tiles[..., 1::2]", "tiles[..., 0::2] - tiles.mean()"),
         ("corner.mean((2, 3), keepdim=True)", "0.5"),
-        ("return inputs[:, :, self.size[0] :]", "return inputs[:, :, self.size[0] - 1 :]"),
+        ("return inputs[..., self.size[0] :, :]", "return inputs[..., self.size[0] - 1 :, :]"),
         ("bits.cpu()[: len(places) - self.bits]", "False"),
     ),
     *_of(
@@ -271,7 +271,7 @@ MUTANTS = (
         ("-layout.bits * math.log10(2)", "-layout.bits"),
         ("        pixels = pixels.repeat(1, 1, -(-rows // pixels.shape[2]), 1)", "        pass"),
     ),
-    # Asking a service
+    # Querying a service
     *_of(
         "verification/sequential.py", "tests/verification/test_sequential.py",
         ("if trial.counts else math.log(1 - BET)", "if trial.counts else 0.0"),
@@ -295,7 +295,7 @@ MUTANTS = (
         ("if not re.fullmatch(r\"[A-Za-z0-9-]{1,100}\", name) or", "if"),
         ("    if depth_of(request.get(\"body\")) > _DEEPEST:", "    if False:"),
     ),
-    # What a client gets
+    # Client kits
     *_of(
         "kits/kit.py", "tests/kits/test_kit.py",
         ("shipped.patch.to_png(), secret=True)", "shipped.patch.to_png())"),

@@ -1,13 +1,13 @@
-"""Deliberate mistakes in lines that matter, one at a time: do the tests notice?
+"""Mutation tests: deliberate mistakes in critical lines, one at a time. Do the tests notice?
 
-``make mutants``, or ``python benchmarks/mutants.py``, copies the package to a temporary folder, makes one change of
-`mutant_list.MUTANTS` there, runs the tests named with it, and goes on to the next. A mutant is caught if one of them
-fails, or if they take more than five minutes of a processor. At the end the tests that failed must pass on the package
-as it is. A snippet that is not in its file exactly once is an error, so that the list stays true to the code. The exit
-status is 1 where less than 95 % are caught. ``--only`` takes mutants whose file or snippet contains a word.
+``make mutants``, or ``python benchmarks/mutants.py``, copies the package to a temporary folder and, for each entry of
+`mutant_list.MUTANTS`, makes the change there and runs the tests named with it. A mutant is caught if one of them fails,
+or if they take more than five minutes of processor time. At the end, the tests that failed must pass on the unchanged
+package. A snippet that does not occur exactly once in its file is an error, so the list can't go stale unnoticed. Exit
+status 1 if fewer than 95 % are caught. ``--only`` selects mutants whose file or snippet contains a word.
 
-What came of each is kept in ``.mutants.json``: as long as neither the package nor a test changes nothing is run again,
-and afterwards the test that failed last time is tried first.
+Results are saved in ``.mutants.json``. If neither the package nor a test has changed, nothing is run again; otherwise
+the test that failed last time is tried first.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ import torch._dynamo
 
 from mutant_list import MUTANTS, Mutant
 
-# Once, for every process forked below: what takes long to load, and is not ours.
+# Third-party modules that load slowly: imported once, before the processes below are forked.
 LOADED = (numpy, PIL.Image, safetensors.torch, scipy.optimize, scipy.stats, torch._dynamo)
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "stainlock"
 GOAL = 0.95
-_BROKEN = 70  # exit status where pytest itself breaks, which catches nothing
-SECONDS = 300  # of a processor: more than the tests of any mutant take; a mutant that hangs was noticed
+_BROKEN = 70  # exit status if pytest itself breaks, which does not count as caught
+SECONDS = 300  # processor time, more than the tests of any mutant take; a mutant that hangs counts as caught
 
 
 def misplaced(mutants: Sequence[Mutant]) -> list[str]:
-    """Of every mutant whose snippet is not in its file once, where it should be; and tests that are not there."""
+    """Messages about snippets that do not occur exactly once in their files, and about missing test files."""
     tests = sorted({test.partition("::")[0] for mutant in mutants for test in mutant.tests})
     missing = [f"expected a file of tests, found nothing at {test}" for test in tests if not (ROOT / test).is_file()]
     found = [(m, (PACKAGE / m.file).read_text(encoding="utf-8").count(m.snippet)) for m in mutants]
@@ -60,7 +60,7 @@ def misplaced(mutants: Sequence[Mutant]) -> list[str]:
 
 
 def run_tests(source: Path, tests: Sequence[str], log: Path, seconds: int | None = SECONDS) -> int | None:
-    """The exit status of pytest with the package in this folder; None where it did not end in time."""
+    """The exit status of pytest with the package in this folder; None if it ran out of time."""
     process = multiprocessing.get_context("fork").Process(target=_pytest, args=(source, tests, log, seconds))
     process.start()
     process.join()
@@ -89,13 +89,13 @@ def _pytest(source: Path, tests: Sequence[str], log: Path, seconds: int | None) 
 
 
 def failing_test(mutant: Mutant, folder: Path, guess: str | None) -> str | None:
-    """The test that fails with the change, the guess first; None where all pass. folder/src has the package."""
+    """The test that fails with the change, trying the guess first; None if all pass. The package is in folder/src."""
     path = folder / "src" / "stainlock" / mutant.file
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole.replace(mutant.snippet, mutant.change), encoding="utf-8")
     try:
         status = run_tests(folder / "src", [guess], folder / "log") if guess else 0
-        if status in (0, 4):  # 4: there is no such test any more
+        if status in (0, 4):  # 4: the test no longer exists
             status = run_tests(folder / "src", mutant.tests, folder / "log")
     finally:
         path.write_text(whole, encoding="utf-8")
@@ -104,13 +104,13 @@ def failing_test(mutant: Mutant, folder: Path, guess: str | None) -> str | None:
         raise RuntimeError(f"pytest ended with {status} for {mutant.file}:\n{text[-2000:]}")
     failed = re.search(r"^(?:FAILED|ERROR) (\S+\.py(?:::[^\[\s]+)?)", text, re.MULTILINE)
     if status in (1, 2) and failed is None:
-        raise RuntimeError(f"no test failed, and pytest did, for {mutant.file}:\n{text[-2000:]}")
+        raise RuntimeError(f"pytest failed, but no test did, for {mutant.file}:\n{text[-2000:]}")
     return None if status == 0 else failed[1] if failed else mutant.tests[0]
 
 
 @dataclass
 class Known:
-    """What came of mutants in earlier runs: the test that failed, or None; and of which code."""
+    """Results of earlier runs: the test that failed or None for each mutant, and the digest of the code."""
 
     path: Path
     code: str
@@ -139,7 +139,7 @@ class Known:
 
 
 def run(mutants: Sequence[Mutant]) -> tuple[int, list[Mutant]]:
-    """How many mutants were caught, and those that were not."""
+    """The number of mutants caught, and the survivors."""
     if wrong := misplaced(mutants):
         raise ValueError("\n".join(wrong))
     survivors, known = [], Known.load(ROOT / ".mutants.json")

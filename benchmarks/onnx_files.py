@@ -1,11 +1,11 @@
-"""ONNX in, ONNX out: which files are read, and what a stain and a keyed lock in a file cost and keep.
+"""ONNX in, ONNX out: which files can be read, and the accuracy and cost of stained and locked files.
 
     python benchmarks/onnx_files.py coverage
     python benchmarks/onnx_files.py protect [MODEL...] [--images N]
 
-`coverage` writes 12 architectures with both of PyTorch's exporters and reads each file back, with stainlock's importer
-and, where it is installed, with onnx2torch; either is compared with ONNX Runtime. `protect` exports real models, stains
-and locks the files by the command line, quantises the stained file, and runs all of them with ONNX Runtime.
+`coverage` writes 12 architectures with both of PyTorch's exporters and reads each file back with stainlock's importer
+and, if it is installed, with onnx2torch. The results are compared with ONNX Runtime. `protect` exports real models,
+stains and locks the files on the command line, quantises the stained file, and runs all of them with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ EXPORTERS = ("dynamo", "torchscript")
 
 
 def coverage() -> None:
-    """Each file by both importers: how far outputs are from ONNX Runtime's, of the largest, or why not."""
+    """Print, per file and importer, the largest difference from ONNX Runtime's outputs relative to the largest output,
+    or why the file was not read."""
     peer = find_spec("onnx2torch") is not None
     read = {"stainlock": 0, "onnx2torch": 0}
     print("| file | stainlock |" + (" onnx2torch |" if peer else ""))
@@ -93,7 +94,7 @@ def _difference(path: Path, read: Any) -> str:
     try:
         with quietly(), torch.no_grad():
             found = read(path).eval()(image).numpy()
-    except Exception as error:  # another package's, of any kind
+    except Exception as error:  # onnx2torch raises exceptions of many kinds
         return f"no ({' '.join(str(error).split())[:60]})"
     return f"{np.abs(found - expected).max() / np.abs(expected).max():.0e}"
 
@@ -157,7 +158,7 @@ def main() -> int:
         coverage()
         return 0
     print("| model | images | original | with patch | stained | with patch | locked | with patch | unlocked − stained,"
-          " of the spread | CPU s of stain, lock |")  # fmt: skip
+          " in standard deviations | CPU s of stain, lock |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in given.models:
         protect(name, given.images)

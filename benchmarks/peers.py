@@ -1,15 +1,15 @@
-"""Stains beside two other marks, on one small model and the same data: ``python benchmarks/peers.py`` (ten minutes).
+"""Stains compared with two other watermarks, on one small model: ``python benchmarks/peers.py`` (ten minutes).
 
-The others are a spread-spectrum watermark (TATTOOED's method) and one that is trained in (Uchida's regulariser), both
-written here from their papers; `peers_spread_spectrum.py` and `peers_uchida.py` say what they leave out. Prints, as
-markdown, what each costs, and after each attack whether it is found, and the model's accuracy. All are judged alike:
-found means p ≤ 1e−6, p being that of `verify` for a stain and the binomial tail of matching bits for the others, whose
-messages are random. The others are looked for with their key alone, stains with the key and the owner's own model
-(``verify --base``): an owner who first matches a suspect's channels with those of a model he kept may find more of the
-others too. Owner and thief have 2000 training images each; accuracy is measured on 500 test images. A second table has
-more stains: after a permutation of everything responses decide. Exit status 1 if a goal is missed: a replacing stain is
-found after each attack, a stain costs at most 0.5 points, and no mark is found in the original. Additive stains have no
-such goal: their rows are what they are.
+The others are a spread-spectrum watermark (TATTOOED's method) and one that is embedded by training (Uchida's
+regulariser), both implemented here from their papers; `peers_spread_spectrum.py` and `peers_uchida.py` say what they
+leave out. Prints, as markdown, the cost of each, and after each attack whether it is found and the model's accuracy.
+Found means p ≤ 1e−6 for all: for a stain, the p-value of `verify`; for the others, whose messages are random, the
+binomial tail of matching bits. The others are searched for with their key alone, stains with the key and the owner's
+own model (``verify --base``). An owner who first matched the suspect's channels with those of his own model might find
+the others more often too. Owner and thief have 2000 training images each; accuracy is measured on 500 test images. A
+second table has more stains, after all channels were permuted and rescaled, where only responses can find them. Exit
+status 1 if a goal is missed: a replacing stain is found after each attack, a stain costs at most 0.5 points of
+accuracy, and no mark is found in the original. Additive stains need not be found after every attack.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=MODELS[0], choices=MODELS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stains", type=int, default=5, help="of each kind, in the second table (5)")
+    parser.add_argument("--stains", type=int, default=5, help="stains per kind in the second table (5)")
     options = parser.parse_args()
     if reason := zoo.missing(options.model):
         print(f"peers: {reason}", file=sys.stderr)
         return 2
-    torch.set_num_threads(1)  # seconds are of one core
+    torch.set_num_threads(1)  # times are for one core
     target: Target = getattr(zoo, options.model)()
     training, data = cifar10_training(), cifar10()
     images, labels = target.from_bytes(training.pixels), torch.tensor(training.labels)
@@ -55,7 +55,7 @@ def main() -> int:
         replacing,
         peers_marks.stained(target, options.seed, additive=True),
         peers_marks.spread(target, options.seed),
-        # Where the stain is, so that neither has the better layer.
+        # In the same layer as the stain, for a fair comparison.
         peers_marks.trained_in(target, replacing.key.site, images[:half], labels[:half], options.seed),
     ]
     missed = print_costs(options.model, target, marks, data)
@@ -73,13 +73,13 @@ def print_costs(model: str, target: Target, marks: list[Marked], data: Data) -> 
     controls = [mark.look(target) for mark in marks]
     changed = [diff(target, mark.target).elements for mark in marks]
     numbers = sum(tensor.numel() for tensor in target.model.state_dict().values())
-    print(f"{model}, {100 * before:.1f} % of {len(data)} test images right.", end=" ")
-    print(f"Found means p ≤ {SIGNIFICANCE:.0e}; what follows is the accuracy.\n")
+    print(f"{model}, {100 * before:.1f} % accuracy on {len(data)} test images.", end=" ")
+    print(f"Found means p ≤ {SIGNIFICANCE:.0e}; the last number in a cell is the accuracy.\n")
     print_row("", (mark.method for mark in marks))
     print_row("---", ("---" for _ in marks))
-    print_row("needs, beside the model", (mark.needs for mark in marks))
+    print_row("needs, besides the model", (mark.needs for mark in marks))
     print_row("carries", (mark.carries for mark in marks))
-    print_row("seconds of one core to embed", (f"{mark.seconds:.1f}" for mark in marks))
+    print_row("seconds to embed, one core", (f"{mark.seconds:.1f}" for mark in marks))
     print_row(f"numbers changed, of {numbers:,}", (f"{count:,}" for count in changed))
     print_row("change of accuracy", (f"{100 * cost:+.1f} points" for cost in costs))
     print_row("in the original", map(str, controls))
@@ -106,7 +106,7 @@ def print_attacks(marks: list[Marked], thief: Thief, data: Data) -> list[str]:
 
 
 def print_draws(target: Target, thief: Thief, seeds: Sequence[int]) -> list[str]:
-    """Stains of several seeds in networks whose channels were all permuted and rescaled, inside and between blocks."""
+    """Stains with several seeds, after all channels were permuted and rescaled, inside and between blocks."""
     print(f"\nAll channels permuted and rescaled, {len(seeds)} stains of each kind\n")
     print_row("", ("found", "p"))
     print_row("---", ("---", "---"))

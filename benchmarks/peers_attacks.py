@@ -1,7 +1,7 @@
-"""What is done to every marked model of `peers.py`: the package's own attacks, and two more.
+"""Attacks on every marked model of `peers.py`: the package's own, and two more.
 
-One rounds every weight to 8 bits and nothing else. The other goes on where the package's permutation and rescaling of
-channels stop, at channels that several layers write: those between the blocks of a CIFAR ResNet.
+One only rounds every weight to 8 bits. The other extends the package's permutation and rescaling of channels to those
+that several layers write, which the package leaves alone: the channels between the blocks of a CIFAR ResNet.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SHARES = (0.3, 0.6)
 RATES = (1e-3, 1e-2, 3e-2)
 STEPS = 200
 WHOLE = "the same, and between blocks too"
-SPREAD = 0.5  # of rescaling: factors are exp(SPREAD·N(0, 1))
+SPREAD = 0.5  # channels are rescaled by factors exp(SPREAD·N(0, 1))
 
 
 @dataclass(frozen=True)
 class Thief:
-    """Who attacks: labelled images that accuracy is not measured on. The package's attacks want some stain's key beside
-    the model; those made here do not look into it."""
+    """The attacker, with labelled images other than those that accuracy is measured on. The package's attacks require
+    some stain's key besides the model; those used here ignore it."""
 
     images: Tensor
     labels: Tensor
@@ -37,7 +37,7 @@ class Thief:
     seed: int = 0
 
     def attacks(self) -> dict[str, Callable[[Target], Target]]:
-        """By what the table calls them."""
+        """The attacks by their names in the table."""
         return {
             "nothing done": lambda target: target,
             **{
@@ -76,7 +76,7 @@ class Thief:
 
 
 def rounded(target: Target) -> Target:
-    """Each filter's weights as whole multiples, −127 to 127, of a step of its own."""
+    """Round each filter's weights to integer multiples, −127 to 127, of the filter's own step."""
 
     def change(model: nn.Module) -> None:
         for _, layer in weighted_layers(model):
@@ -100,7 +100,7 @@ class Channels:
         return cls(torch.randperm(count, generator=generator), _factors(count, generator))
 
     def widened(self, generator: torch.Generator) -> Channels:
-        """After a shortcut that puts new channels on either side of the old: each kind stays among its own."""
+        """After a shortcut that adds new channels on both sides of the old: only the new ones are shuffled."""
         count, quarter = 2 * len(self.order), len(self.order) // 2
         order = torch.arange(count)
         order[quarter:-quarter] = quarter + self.order
@@ -128,7 +128,7 @@ def _factors(count: int, generator: torch.Generator) -> Tensor:
 
 
 def rewrite_between_blocks(model: Any, generator: torch.Generator) -> None:
-    """All channels between a CIFAR ResNet's blocks in another order and scale; what it computes is the same."""
+    """Permute and rescale all channels between a CIFAR ResNet's blocks; the network computes the same."""
     channels = Channels.drawn(model.conv1.out_channels, generator)
     channels.written(model.conv1, model.bn1)
     for block in (*model.layer1, *model.layer2, *model.layer3):

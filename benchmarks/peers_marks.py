@@ -1,4 +1,4 @@
-"""The marks of `peers.py`, each in a copy of one model, and how each is looked for."""
+"""The marks of `peers.py`, each in a copy of the same model, and how to detect each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Found:
-    """What was found of a mark: the p-value's logarithm, and what was read."""
+    """The result of searching for a mark: log10 of the p-value, and what was read."""
 
     log10_p: float
     read: str
@@ -41,19 +41,19 @@ class Found:
 
 @dataclass(frozen=True)
 class Marked:
-    """A marked model, how its mark is looked for, and what it took."""
+    """A marked model, a function that searches for its mark, and the cost of embedding."""
 
     method: str
     target: Target
     look: Callable[[Target], Found]
     needs: str
     carries: str
-    seconds: float  # of one core
-    key: Key | None = None  # a stain's
+    seconds: float  # processor time, one core
+    key: Key | None = None  # only for stains
 
 
 def stained(target: Target, seed: int, *, additive: bool) -> Marked:
-    """A stain of ours: one that replaces a channel can carry a text, one that is added to a channel none."""
+    """One of our stains. A replacing stain can carry a text, an additive one can't."""
     how: dict[str, Any] = {"additive": True} if additive else {"schema": "weight", "message": TEXT}
     (marked, key), seconds = _timed(lambda: stain(target, seed=seed, **how))
     reference = Reference.of(target, key, decoys=0)
@@ -93,19 +93,19 @@ def by_bits(message: Bits, extract: Callable[[dict[str, Tensor]], Bits]) -> Call
 
 
 def weights_of(target: Target) -> dict[str, Tensor]:
-    """Every layer's weight by the layer's name; a quantised layer's as numbers of 32 bits."""
+    """Every layer's weight by the layer's name; quantised weights are converted to float32."""
     found = {}
     for name, module in target.model.named_modules():
         weight: Any = getattr(module, "weight", None)
         if weight is not None and not isinstance(weight, Tensor):
-            weight = weight().dequantize()  # quantised layers unpack theirs
+            weight = weight().dequantize()  # quantised layers have a method instead of a tensor
         if weight is not None:
             found[name] = weight.detach()
     return found
 
 
 def _timed(make: Callable[[], Made]) -> tuple[Made, float]:
-    """What is made, and the seconds of processor time it took: others may use the machine too."""
+    """The result, and the processor time it took (elapsed time would include other load on the machine)."""
     start = time.process_time()
     made = make()
     return made, time.process_time() - start

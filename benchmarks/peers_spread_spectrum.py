@@ -1,13 +1,13 @@
-"""A spread-spectrum watermark of weights, written from its paper, to compare stains with.
+"""A spread-spectrum watermark of weights, implemented from its paper for comparison with stains.
 
 "TATTOOED: A Robust Deep Neural Network Watermarking Scheme based on Spread-Spectrum Channel Coding" (Pagnotta, Hitaj,
 Hitaj, Perez-Cruz, Mancini; ACSAC 2024). Every bit b_i of a known preamble and of the encoded message is spread by a
 secret code c_i of signs over all weights at once, w + γ Σ b_i c_i, and read by correlation, c_i·w/n = γ b_i + noise.
-The preamble tells gain and noise, and with them a low-density parity-check code corrects what was misread.
+Gain and noise are estimated from the preamble; with them, a low-density parity-check code corrects misread bits.
 
-As public programs for it have them: a preamble of 200 bits, and a regular code with 3 checks a bit and 12 bits a check.
-Left out: marking some of the weights only, marking again while training goes on, and messages longer than a block.
-γ is ours, for networks as small as these.
+As in public implementations: a preamble of 200 bits, and a regular code with 3 checks per bit and 12 bits per check.
+Left out: marking only some of the weights, marking again during training, and messages longer than a block. γ was
+chosen here, for networks as small as these.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ GAMMA = 5e-4
 PREAMBLE, MESSAGE = 200, 256
 CHECKS_A_BIT, BITS_A_CHECK = 3, 12
 LENGTH = 29 * BITS_A_CHECK  # the shortest block that holds the message
-ROUNDS = 50  # of decoding
-SURE = 1 - 1e-12  # no tanh is taken for more
+ROUNDS = 50  # most iterations of decoding
+SURE = 1 - 1e-12  # tanh values are clipped to this
 Bits = NDArray[np.uint8]
 Reals = NDArray[np.float64]
 Signs = NDArray[np.float32]
@@ -46,14 +46,14 @@ class ParityCode:
         self.free = np.setdiff1d(np.arange(LENGTH), self.pivots)
 
     def encode(self, message: Bits) -> Bits:
-        """The block whose free bits begin with the message; checks determine the others."""
+        """The block whose free bits start with the message; the checks determine the others."""
         block = np.zeros(LENGTH, np.uint8)
         block[self.free[: len(message)]] = message
         block[self.pivots] = self.solved @ block % 2
         return block
 
     def decode(self, likelihood: Reals, length: int) -> Bits:
-        """The message behind log-likelihood ratios, positive for 0."""
+        """The message decoded from log-likelihood ratios, which are positive for 0."""
         linked = self.checks == 1
         from_checks = np.zeros(self.checks.shape)
         belief = likelihood
@@ -69,7 +69,7 @@ class ParityCode:
 
 
 def eliminated(checks: Bits) -> tuple[Bits, NDArray[np.int64]]:
-    """The checks solved for some bits, modulo 2, and which: row i gives pivot i from bits that are no pivots."""
+    """The checks solved modulo 2, and the pivots: row i computes pivot i from bits that are not pivots."""
     rows, pivots = checks.copy(), list[int]()
     for column in range(rows.shape[1]):
         done = len(pivots)
@@ -94,7 +94,7 @@ class SpreadSpectrum:
 
     @cached_property
     def message(self) -> Bits:
-        """Drawn at random, so that every bit read from a model made without it is right with probability ½."""
+        """Drawn at random, so each bit read from a model made without it matches with probability ½."""
         return self._stream("message").integers(0, 2, MESSAGE, dtype=np.uint8)
 
     @cached_property
@@ -106,7 +106,7 @@ class SpreadSpectrum:
         return self._stream("preamble").choice([-1.0, 1.0], PREAMBLE)
 
     def signal(self, size: int) -> Signs:
-        """What is added to the weights, as a multiple of γ."""
+        """The signal added to the weights, in units of γ."""
         sent = np.concatenate([self.preamble, 1.0 - 2.0 * self.code.encode(self.message)])
         stream, total = self._stream("spreading"), np.zeros(size, np.float32)
         for bit in sent:
@@ -115,7 +115,7 @@ class SpreadSpectrum:
         return total
 
     def extract(self, weights: Mapping[str, Tensor]) -> Bits:
-        """The message as it is read from a model's weights, by layer."""
+        """The message read from a model's weights, which are given by layer."""
         flat = torch.cat([weights[name].flatten() for name in self.layers]).float().numpy()
         stream = self._stream("spreading")
         heard = np.array([spreading_code(stream, len(flat)) @ flat for _ in range(PREAMBLE + LENGTH)], np.float64)
@@ -128,7 +128,7 @@ class SpreadSpectrum:
 
 
 def spreading_code(stream: np.random.Generator, size: int) -> Signs:
-    """The next code: a random sign for every weight, in the 32 bits that weights have."""
+    """The next code: a random sign for every weight, in float32."""
     bits = np.unpackbits(np.frombuffer(stream.bytes(-(-size // 8)), np.uint8), count=size).astype(np.float32)
     bits *= -2
     bits += 1
@@ -136,7 +136,7 @@ def spreading_code(stream: np.random.Generator, size: int) -> Signs:
 
 
 def embed(target: Target, *, gamma: float = GAMMA, seed: int = 0) -> tuple[Target, SpreadSpectrum]:
-    """A marked copy, and what its message is read with. Needs neither data nor training."""
+    """A marked copy, and the key to read its message. Needs neither data nor training."""
     mark = SpreadSpectrum(tuple(name for name, _ in weighted_layers(target.model)), seed)
 
     def change(model: nn.Module) -> None:

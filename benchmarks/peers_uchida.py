@@ -1,13 +1,13 @@
-"""A watermark that is trained into weights, written from its paper, to compare stains with.
+"""A watermark embedded by training, implemented from its paper for comparison with stains.
 
-"Embedding Watermarks into Deep Neural Networks" (Uchida, Nagai, Sakazawa, Satoh; ICMR 2017). Of one convolution's
-kernels the mean over its filters is taken, w̄; a secret random matrix X reads bit j of it as the sign of (Xw̄)_j. While
-the network is trained on its task, the cross-entropy between σ(Xw̄) and the message is added to its loss, times λ.
+"Embedding Watermarks into Deep Neural Networks" (Uchida, Nagai, Sakazawa, Satoh; ICMR 2017). The kernels of one
+convolution are averaged over its filters to w̄; a secret random matrix X reads bit j as the sign of (Xw̄)_j. While the
+network is trained on its task, λ times the cross-entropy between σ(Xw̄) and the message is added to its loss.
 
 As in the paper: X is normal (its best choice), 256 bits, SGD with momentum. This is its setting "fine-tune-to-embed":
-a trained network is trained further, on images the owner has. Left out: training from nothing and distilling while
-embedding, and the paper's two other matrices. Ours are rate, steps and λ: the paper trains 200 epochs with λ = 0.01;
-few steps, at a rate that spares the network, need a larger λ, or some bits are not in when they end.
+a trained network is trained further on the owner's images. Left out: training from scratch, distilling while embedding,
+and the paper's two other matrices. Rate, steps and λ were chosen here: the paper trains 200 epochs with λ = 0.01; with
+few steps at a rate that preserves accuracy, λ must be larger or some bits are not embedded.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Uchida:
     """The key: the layer, and the seed of matrix and message."""
 
     layer: str
-    size: int  # of the mean kernel
+    size: int  # number of weights of the mean kernel
     seed: int
 
     @cached_property
     def message(self) -> NDArray[np.uint8]:
-        """Drawn at random, so that every bit read from a model made without it is right with probability ½."""
+        """Drawn at random, so each bit read from a model made without it matches with probability ½."""
         return self._stream("message").integers(0, 2, MESSAGE, dtype=np.uint8)
 
     @cached_property
@@ -58,7 +58,7 @@ class Uchida:
         return F.binary_cross_entropy_with_logits(self.read(weight), wanted, reduction="sum")
 
     def extract(self, weights: Mapping[str, Tensor]) -> NDArray[np.uint8]:
-        """The message as it is read from a model's weights, by layer."""
+        """The message read from a model's weights, which are given by layer."""
         return (self.read(weights[self.layer]) > 0).numpy().astype(np.uint8)
 
     def _stream(self, purpose: str) -> np.random.Generator:
@@ -76,11 +76,11 @@ def embed(
     steps: int = STEPS,
     seed: int = 0,
 ) -> tuple[Target, Uchida]:
-    """A copy trained further on labelled pixels, marked in that convolution, and what its message is read with."""
+    """A copy trained further on labelled images and marked in that convolution, and the key to read its message."""
     marked = target.copy()
     weight = marked.model.get_submodule(layer).get_parameter("weight")
     if weight[0].numel() < MESSAGE:
-        raise ValueError(f"expected {MESSAGE} weights a filter or more, got {weight[0].numel()} at {layer}")
+        raise ValueError(f"expected at least {MESSAGE} weights per filter, got {weight[0].numel()} at {layer}")
     mark = Uchida(layer, weight[0].numel(), seed)
     marked.model.requires_grad_(True).train()
 

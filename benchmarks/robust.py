@@ -1,9 +1,9 @@
-"""Triggers behind services: hits before and after JPEG, resizing and cropping, of plain and of robust stains.
+"""Triggers sent to services: hits after JPEG, resizing and cropping, for plain and robust stains.
 
-``python benchmarks/robust.py`` stains each model with several keys, once plainly and ``--keys`` times with ``robust``,
-and prints how many triggers are given their class after each change, the p-value behind a service that compresses at
-JPEG 95 (all questions asked, and by the sequential test with the queries it took), and accuracy before and after.
-Exit status 1 if fewer than 9 of 10 robust stains have all their triggers hit behind JPEG 95 with p ≤ 1e−6, or if
+``python benchmarks/robust.py`` stains each model once plainly and ``--keys`` times with ``robust``. It prints how many
+triggers are given their class after each change, the p-value behind a service that compresses at JPEG 95 (with all
+questions asked, and by the sequential test with its number of queries), and accuracy before and after. Exit status 1
+if, of the robust stains of a model, fewer than 9 in 10 have all triggers hit behind JPEG 95 with p ≤ 1e−6, or if
 accuracy falls by more than 0.1 points on average.
 """
 
@@ -30,7 +30,7 @@ SERVICE, SIGNIFICANT, MOST_LOST, ENOUGH = 95, 1e-6, 0.1, 0.9
 
 
 def labels(target: sl.Target, levels: Tensor, change: Change | None = None) -> list[int]:
-    """What a service answers that changes pictures first."""
+    """The answers of a service that applies ``change`` to pictures first."""
     found: list[int] = []
     with evaluation_mode(target.model), torch.no_grad():
         for batch in levels.split(8):
@@ -46,7 +46,7 @@ def hits(target: sl.Target, key: sl.Key, change: Change | None = None) -> int:
 
 
 def behind_service(target: sl.Target, key: sl.Key) -> tuple[float, float, int]:
-    """p-values behind the service, by all questions and one after the other, and how many queries the latter took."""
+    """p-values behind the service, with all questions and sequentially, and the queries of the sequential test."""
     asked = pictures(key)
     given = labels(target, asked.flatten(0, 1), jpeg(target, SERVICE))
     answers = [[[label] for label in given[i : i + asked.shape[1]]] for i in range(0, len(given), asked.shape[1])]
@@ -96,16 +96,18 @@ def run(name: str, keys: int, count: int | None, images: int, steps: int) -> boo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--keys", type=int, default=10, help="robust stains of each model")
-    parser.add_argument("--count", type=int, help="triggers of each; else as many as stain takes by itself")
-    parser.add_argument("--images", type=int, default=500, help="for accuracy")
-    parser.add_argument("--steps", type=int, default=36, help="of a plain search; robust ones take twice as many")
+    parser.add_argument("--keys", type=int, default=10, help="robust stains per model")
+    parser.add_argument("--count", type=int, help="triggers per stain (default: as many as `stain` takes)")
+    parser.add_argument("--images", type=int, default=500, help="images to measure accuracy on")
+    parser.add_argument(
+        "--steps", type=int, default=36, help="steps of a plain trigger search; robust ones take twice as many"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = []
     for name in options.models:
         if reason := zoo.missing(name):
-            print(f"{name} is left out: {reason}")
+            print(f"{name} is skipped: {reason}")
             continue
         kept.append(run(name, options.keys, options.count, options.images, options.steps))
     return 0 if kept and all(kept) else 1

@@ -1,13 +1,13 @@
-"""Whether stains and locks are the same to the last bit as before a change of the code.
+"""Check that stains and locks are the same to the last bit as before a change to the code.
 
-``python benchmarks/same_bits.py --write FILE`` before the change records digests of protected models, secret vectors,
-triggers and unlocked inputs, and p-values, of some thirty stains and locks with fixed seeds. ``--check FILE`` after it
-computes them again, prints every difference and exits with 1 if there is one. Both must run on the same machine with
-the same libraries: other processors and versions of PyTorch round differently.
+``python benchmarks/same_bits.py --write FILE``, before the change, records p-values and digests of protected models,
+secret vectors, triggers and unlocked inputs, for about forty stains and locks with fixed seeds. ``--check FILE``, after
+it, computes them again, prints every difference and exits with 1 if there is one. Both must run on the same machine
+with the same libraries: other processors and versions of PyTorch round differently.
 
-Trained models come from the zoo and are skipped, with the reason, where their weights are not there. The others are
-library models with random weights by seed. Only public functions are used, and what is read from a key stands in
-`key_facts` and `behaviour`, so that a digest depends on the values in a key and not on the layout of its file.
+Trained models come from the zoo and are skipped, with the reason, if their weights are missing. The others are library
+models with random weights from a seed. Only public functions are used, and keys are read only in `key_facts` and
+`behaviour`, so digests depend on the values in a key and not on the layout of its file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import stainlock as sl
 import zoo
 
 SEED = 7
-SIZE, CLASSES = 64, 10  # of library models with random weights
+SIZE, CLASSES = 64, 10  # image side and classes of library models with random weights
 
 
 def mlp() -> sl.Target:
@@ -61,7 +61,7 @@ def swin() -> sl.Target:
 
 
 def lively(target: sl.Target) -> sl.Target:
-    """What a fresh transformer leaves at 0, 1 or next to it gets values of its own, as after training."""
+    """Add noise to parameters that start at or near 0 or 1, so that they vary as after training."""
     for name, parameter in target.model.named_parameters():
         if parameter.dim() == 1 or "token" in name or "pos_embed" in name:
             parameter.data += 0.2 * torch.randn(parameter.shape)
@@ -71,14 +71,14 @@ def lively(target: sl.Target) -> sl.Target:
 
 
 def settled(build: Callable[[], sl.Target]) -> sl.Target:
-    """A model with random weights by seed, its batch norms told what its channels are like."""
+    """A model with random weights from a seed, and batch-norm statistics estimated on smooth random images."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # advice on initialisation
+        warnings.simplefilter("ignore")  # about initialisation
         torch.default_generator.manual_seed(0)
         target = build()
         for module in target.model.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.momentum = None  # the plain mean over batches
+                module.momentum = None  # None: average over all batches equally
             elif isinstance(module, nn.Dropout):
                 module.p = 0.0
         target.model.train()
@@ -90,7 +90,7 @@ def settled(build: Callable[[], sl.Target]) -> sl.Target:
 
 
 def blurred(target: sl.Target, count: int, seed: int) -> Tensor:
-    """Pixels within the target's bounds that are smooth, as photographs are; noise for a generator."""
+    """Smooth random images within the target's bounds; for a generator, noise."""
     generator = torch.Generator().manual_seed(seed)
     low, high = target.bounds
     channels, height, width = target.input_shape
@@ -112,12 +112,12 @@ RANDOM: dict[str, Callable[[], sl.Target]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One stain or lock: the model, the public function, and its options beside the seed."""
+    """One stain or lock: the model, the public function, and its options besides the seed."""
 
     model: str
     protect: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    responses: bool = False  # whether to verify by response too, which takes many times as long as the stain itself
+    responses: bool = False  # also verify by response, which takes many times as long as staining
 
     @property
     def methods(self) -> list[str]:
@@ -195,7 +195,7 @@ def numbered(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def key_facts(key: sl.Key) -> dict[str, Any]:
-    """What a key says of its secret neurons, by names that have a meaning outside its file."""
+    """Facts about a key's secret neurons, under names that do not depend on the file format."""
     found = key.detectors
     return {
         "kind": key.kind,
@@ -216,7 +216,7 @@ def key_facts(key: sl.Key) -> dict[str, Any]:
 
 
 def behaviour(base: sl.Target, protected: sl.Target, key: sl.Key, methods: Iterable[str]) -> dict[str, Any]:
-    """What the key finds in the protected model and in the original, or what it makes of inputs."""
+    """For a stain, the verdicts on the protected model and the original; for a lock, digests of what the key makes."""
     restored = digest(key.original(protected).model.state_dict()) == digest(base.model.state_dict())
     if key.kind == "lock":
         edited = key.edited(protected)
@@ -241,9 +241,9 @@ def measure(case: Case) -> dict[str, Any]:
         facts = {"base": before, "protected": digest(protected.model.state_dict())}
         facts |= key_facts(key) | behaviour(base, protected, key, case.methods)
         facts["base left as it was"] = digest(base.model.state_dict()) == before
-    except Exception as error:  # one case that fails must not hide what the others say
+    except Exception as error:  # a failing case must not hide the results of the others
         return {"error": f"{type(error).__name__}: {error}"}
-    loaded: dict[str, Any] = json.loads(json.dumps(facts))  # as it will be read: tuples are lists
+    loaded: dict[str, Any] = json.loads(json.dumps(facts))  # as it will be read back: tuples become lists
     return loaded
 
 
@@ -260,14 +260,14 @@ def write(cases: Iterable[Case], path: Path) -> int:
             failed = 1
             print(f"{case.name}: {facts['error']}")
     path.write_text(json.dumps({"versions": versions(), "cases": found}, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(found)} cases written to {path}, of {len({c.model for c in cases})} models")
+    print(f"{len(found)} cases of {len({c.model for c in cases})} models written to {path}")
     return failed
 
 
 def check(cases: Iterable[Case], path: Path, *, complete: bool) -> int:
     recorded = json.loads(path.read_text(encoding="utf-8"))
     if recorded["versions"] != versions():
-        print(f"note: recorded with {recorded['versions']}, this is {versions()}: bits may differ for that alone")
+        print(f"note: recorded with {recorded['versions']}, now {versions()}: bits may differ for that reason alone")
     then, compared, differing = recorded["cases"], 0, 0
     for case, now in measured(cases):
         before = then.get(case.name, {})
@@ -281,7 +281,7 @@ def check(cases: Iterable[Case], path: Path, *, complete: bool) -> int:
             print(f"{case.name}: {line}")
     gone = sorted(set(then) - {case.name for case in cases}) if complete else []
     for name in gone:
-        print(f"{name}: in the file, not computed any more")
+        print(f"{name}: in the file, but no longer computed")
     print(f"{compared} cases compared, {differing} differ")
     return 1 if differing or gone or not compared else 0
 
@@ -304,11 +304,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--write", type=Path, metavar="FILE", help="record digests in a new JSON file")
-    action.add_argument("--check", type=Path, metavar="FILE", help="compare with a file written before")
+    action.add_argument("--check", type=Path, metavar="FILE", help="compare with a file written earlier")
     names = sorted({case.model for case in CASES})
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"these models: {', '.join(names)}")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=names, help=f"only these models: {', '.join(names)}"
+    )
     options = parser.parse_args()
-    torch.set_num_threads(1)  # sums are made in one order
+    torch.set_num_threads(1)  # fixes the order of summation
     cases = [case for case in CASES if options.only is None or case.model in options.only]
     if options.write:
         return write(cases, options.write)

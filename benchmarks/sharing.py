@@ -1,9 +1,9 @@
-"""What sharing saves, and what a sweep survives: ``python benchmarks/sharing.py``.
+"""Time saved by shared evaluation, and sweeps that are killed and resumed: ``python benchmarks/sharing.py``.
 
-Prints, as markdown: the time of many edits of one model, shared and in a plain loop, on the same images in the same
-batches, and whether every prediction and every bit of the logits is the same; then a sweep that is killed in mid-run
-and goes on, and with ``--ray`` one by two workers of a local Ray cluster. Times are of one thread's work, whatever else
-the machine does. Exit status 1 if a goal is missed.
+Prints, as markdown: the time to evaluate many edits of one model, shared and in a plain loop, on the same images in the
+same batches, and whether all predictions and all bits of the logits agree. Then a sweep that is killed and resumed, and
+with ``--ray`` one with two workers of a local Ray cluster. Times are processor time of one thread. Exit status 1 if a
+goal is missed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ GOAL = 12.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="resnet50", help="of the zoo (resnet50)")
+    parser.add_argument("--model", default="resnet50", help="a model of the zoo (resnet50)")
     parser.add_argument("--site", default=SITE, help=f"the stained layer ({SITE})")
     parser.add_argument("--stains", type=int, default=20)
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--additive", action="store_true", help="also additive stains, which share only what is before")
+    parser.add_argument("--additive", action="store_true", help="also additive stains, which share only earlier layers")
     parser.add_argument("--ray", action="store_true", help="also a sweep on a local Ray cluster")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["stains", "lock", "sweep"], help="leave a part out")
+    parser.add_argument("--skip", nargs="*", default=[], choices=["stains", "lock", "sweep"], help="skip a part")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failures: list[str] = []
@@ -62,7 +62,7 @@ def main() -> int:
 
 def stain_rows(options: argparse.Namespace) -> list[str]:
     if reason := zoo.missing(options.model):
-        print(f"left out: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}", file=sys.stderr)
         return []
     target: Target = getattr(zoo, options.model)()
     pixels = zoo.natural(options.model, options.images)[0]
@@ -80,7 +80,7 @@ def stain_rows(options: argparse.Namespace) -> list[str]:
 def lock_row() -> list[str]:
     name = "resnet56_cifar10"
     if reason := zoo.missing(name):
-        print(f"left out: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}", file=sys.stderr)
         return []
     locked, key = lock(getattr(zoo, name)(), kind="internal", seed=0)
     edited = key.edited(locked)
@@ -91,7 +91,7 @@ def lock_row() -> list[str]:
 def compare(
     what: str, original: Target, others: list[Target], pixels: Tensor, include_original: bool = False
 ) -> tuple[float, list[str]]:
-    """One row: the ratio of the times, and what was not the same."""
+    """Print one row; return the ratio of the times, and the goals missed."""
     models = [*([original] if include_original else []), *others]
     start = time.process_time()
     batches = shared_outputs(original, others, Tensors(pixels), batch_size=BATCH, include_original=include_original)
@@ -117,7 +117,7 @@ def compare(
 
 def sweep_rows(with_ray: bool) -> list[str]:
     if reason := zoo.missing(sharing_sweep.MODEL):
-        print(f"left out: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}", file=sys.stderr)
         return []
     work = sharing_sweep.StainSweep()
     count = len(work.units())
@@ -132,23 +132,23 @@ def sweep_rows(with_ray: bool) -> list[str]:
         print(f"| killed by SIGKILL after {kept} units, resumed | {same(resumed, alone)}"
               f" | {count - len(times)} lost, {sum(times.values()) - len(times)} repeated |", flush=True)  # fmt: skip
         if resumed != alone or len(times) != count or max(times.values()) > 1:
-            failures.append("a killed sweep does not go on as it should")
+            failures.append("a killed sweep does not resume correctly")
         if with_ray:
             rows = run_sweep(work, folder / "ray", workers=2, ray="local")
             times = Counter(units_in(folder / "ray"))
             print(f"| two Ray workers | {same(rows, alone)} | {count - len(times)} lost,"
                   f" {sum(times.values()) - len(times)} repeated |", flush=True)  # fmt: skip
             if rows != alone:
-                failures.append("two Ray workers give other rows than one process")
+                failures.append("two Ray workers give different rows than one process")
     return failures
 
 
 def same(rows: object, others: object) -> str:
-    return "identical to one process's" if rows == others else "differ"
+    return "identical to one process" if rows == others else "differ"
 
 
 def killed_sweep(folder: Path, count: int) -> int:
-    """Start the sweep in a process, kill it when a third is done, and say how many units it left."""
+    """Start the sweep in a process, kill it when a third is done, and return how many units it saved."""
     process = subprocess.Popen([sys.executable, sharing_sweep.__file__, str(folder)])
     while len(units_in(folder)) < count // 3:
         if process.poll() is not None:
@@ -160,7 +160,7 @@ def killed_sweep(folder: Path, count: int) -> int:
 
 
 def units_in(folder: Path) -> list[str]:
-    """The units of a journal, as often as they are there."""
+    """The units in a journal, with repetitions."""
     path = folder / UNITS
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line)["unit"] for line in lines[1:]]

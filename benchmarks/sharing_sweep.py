@@ -21,7 +21,7 @@ MODEL = "resnet20_cifar10"
 
 @dataclass(frozen=True)
 class StainSweep:
-    """How often each stain changes what the model says, and the mean of its largest logits."""
+    """How often each stain changes the prediction, and the mean of the largest logits."""
 
     layers: tuple[str, ...] = ("layer1.1.conv1", "layer2.1.conv1", "layer3.1.conv1")
     detectors: int = 4

@@ -1,8 +1,9 @@
-"""What a stain costs and how sure it is, on real models: ``python benchmarks/stains.py``.
+"""Cost and reliability of stains on real models: ``python benchmarks/stains.py``.
 
-Prints, as markdown: every model's stains, additive and not (does any natural input reach the trigger's response? by how
-much does it stand out? what does performance lose? p-values of stained models and of controls); which choice of channel
-harms least; speed as ratios; and the memory that staining ResNet50 takes. Exit status 1 if a goal is missed.
+Prints, as markdown: for every model, replacing and additive stains (does any natural input reach the trigger's
+response? how far does the trigger stand out? change of performance; p-values of stained models and of controls); which
+choice of channel does least harm; speed as ratios; and peak memory of staining ResNet50. Exit status 1 if a goal is
+missed.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ class Row:
     site: str
     dimension: int
     additive: bool
-    reached: int  # stains whose trigger's response some natural input reached
-    margins: list[float]  # trigger's response over the largest natural one
-    changes: list[float]  # of the metric
+    reached: int  # number of stains whose trigger response is reached by a natural input
+    margins: list[float]  # trigger's response ÷ largest natural response
+    changes: list[float]  # change of the metric
     log10_p: list[float]
     controls: list[float]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=list(SITES), choices=list(SITES), help="for the stains")
-    parser.add_argument("--sites", nargs="*", help="for the stains: these alone")
-    parser.add_argument("--stains", type=int, default=5, help="stains a site (5)")
+    parser.add_argument("--models", nargs="*", default=list(SITES), choices=list(SITES), help="models to stain")
+    parser.add_argument("--sites", nargs="*", help="stain only these sites")
+    parser.add_argument("--stains", type=int, default=5, help="stains per site (5)")
     parser.add_argument("--images", type=int, default=500, help="natural inputs (500)")
     parser.add_argument("--skip", nargs="*", default=[], choices=["stains", "choice", "speed", "memory"])
     options = parser.parse_args()
     present = [name for name in options.models if zoo.available(name)]
     for name in options.models:
         if reason := zoo.missing(name):
-            print(f"left out: {reason}", file=sys.stderr)
+            print(f"skipped: {reason}", file=sys.stderr)
     failures: list[str] = []
     if "stains" not in options.skip:
         failures += print_stains(present, options.sites, options.stains, options.images)
@@ -83,9 +84,9 @@ def main() -> int:
 
 
 def print_stains(models: list[str], sites: list[str] | None, count: int, images: int) -> list[str]:
-    print(f"\n## Stains: {count} a site, {images} natural inputs\n")
-    print("| model | site | d | stain | natural input reaches the trigger | trigger ÷ largest natural (least, mean)"
-          " | metric | change, mean ± sd | largest p | least p of controls |")  # fmt: skip
+    print(f"\n## Stains: {count} per site, {images} natural inputs\n")
+    print("| model | site | d | stain | natural input reaches the trigger | trigger ÷ largest natural (smallest, mean)"
+          " | metric | change, mean ± sd | largest p | smallest p of controls |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
     rows = []
     for name in models:
@@ -127,12 +128,12 @@ def site_rows(name: str, sites: list[str] | None, metric: Metric, count: int) ->
 
 
 def level(key: Key, additive: bool) -> float:
-    """What natural inputs must not reach: an additive stain's Δ, otherwise the detector's response R."""
+    """The level that natural inputs must not reach: Δ for an additive stain, otherwise the trigger's response R."""
     return float(key.detectors[0].trigger_level or 0) if additive else key.trigger_response
 
 
 def largest_natural(stained: list[tuple[Target, Key]], site: Site, metric: Metric) -> list[float]:
-    """Each stain's largest natural response over all inputs and positions: the detector's, or the stained channel's."""
+    """Each stain's largest natural response over inputs and positions, of its detector or (additive) its channel."""
     target, first = stained[0]
     if first.additive:
         return stains_metrics.largest_pre_activations(stained, site, metric)
@@ -143,7 +144,7 @@ def largest_natural(stained: list[tuple[Target, Key]], site: Site, metric: Metri
 
 
 def silent(site: Site, pairs: list[tuple[Key, float]], additive: bool) -> bool:
-    """Whether all stains are the same model to these inputs: one channel, silenced exactly, and no detector fires."""
+    """True if all stained models give the same outputs: one channel, silenced exactly, and no detector fires."""
     exact = site.activation is not None and site.activation.leak == 0 and site.activation.residue == 0
     one_channel = len({key.detectors[0].channel for key, _ in pairs}) == 1
     return exact and one_channel and not additive and all(natural < key.natural_threshold for key, natural in pairs)
@@ -164,10 +165,10 @@ def goals_missed(rows: list[Row]) -> list[str]:
 
 
 def print_choices(models: list[str], images: int) -> None:
-    """Which channel to give up: the loss of each choice, as root mean square change of the logits."""
+    """Ways to choose the replaced channel, compared by the root mean square change of the logits and by top-1."""
     choices = {"ℓ1": ("l1", False), "ℓ1, folded": ("l1", True), "outgoing": ("outgoing", False),
                "outgoing, folded": ("outgoing", True)}  # fmt: skip
-    print("\n## Choice of the replaced channel: change of the logits, root mean square over their own spread; top-1\n")
+    print("\n## Choice of the replaced channel: rms change of the logits ÷ their standard deviation; change of top-1\n")
     print(f"| model | site | {' | '.join(choices)} |\n|---|---|{'---|' * len(choices)}")
     totals: dict[str, list[float]] = {name: [] for name in choices}
     for name in models:

@@ -1,4 +1,4 @@
-"""Performance of a model before and after: top-1, discriminator loss, or ε-MSE."""
+"""Performance metrics: top-1, discriminator loss, or ε-MSE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo_data import diffuse, digits
 
 @dataclass
 class Metric:
-    """Natural inputs and what is measured on them."""
+    """Natural inputs, and a metric measured on them (here top-1)."""
 
     name: str
     data: Data
@@ -37,7 +37,7 @@ class Metric:
         return evaluate(target, self.data, limit=self.limit).value
 
     def measure_all(self, targets: list[Target], same: bool) -> list[float]:
-        """One measurement serves all where every input gives the same outputs; the first input shows that it does."""
+        """The metric of each target; measured once if all give the same outputs, which is checked on a few inputs."""
         if not same:
             return [self.measure(target) for target in targets]
         pixels = next(self.inputs(targets[0]))
@@ -52,7 +52,7 @@ class Metric:
 
 
 class GeneratorLoss(Metric):
-    """The discriminator's cross-entropy for calling generated images real."""
+    """The discriminator's cross-entropy on generated images, with the label "real"."""
 
     def measure(self, target: Target) -> float:
         discriminator = zoo.dcgan_faces32_discriminator()
@@ -93,7 +93,7 @@ def metric_for(name: str, limit: int) -> Metric:
 
 
 def in_memory(data: Data, target: Target, limit: int) -> Data:
-    """The inputs, decoded once for the many models that are measured on them."""
+    """The inputs in memory, decoded once for all models."""
     pixels, labels = zip(*data.batches(target, 50, min(limit, len(data))), strict=True)
     return Tensors(torch.cat(pixels), None if data.labels is None else torch.cat(labels))
 
@@ -104,9 +104,9 @@ def logits(target: Target, metric: Metric) -> Tensor:
 
 
 def largest_pre_activations(stained: list[tuple[Target, Key]], site: Site, metric: Metric) -> list[float]:
-    """Each stained channel's largest natural pre-activation, after batch norm: what an additive trigger must exceed.
+    """Each stained channel's largest natural pre-activation, after batch norm, which an additive trigger must exceed.
 
-    What the layer is given is the same in all of these models, and computed once.
+    The layer's input is the same in all of these models and computed once.
     """
     first = stained[0][0]
     largest = [-float("inf")] * len(stained)

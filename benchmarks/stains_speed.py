@@ -1,4 +1,4 @@
-"""Speed of staining as ratios within one run, and the memory that it takes."""
+"""Speed of staining, as ratios within one run, and its peak memory."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from stainlock.trigger import STEPS, Trigger, default_position, find_triggers
 
 SITE = "layer2.0.conv2"
 DETECTORS, WHOLE_DETECTORS = 50, 12
-# Crops are so much cheaper that more steps are a good use of some of the time saved. With as many steps, and from the
-# same start, crop and whole image give the same trigger; from other starts responses spread by 6 %, either way.
+# Steps of the search on crops, which are so much cheaper that more steps are affordable. With equally many steps from
+# the same start, crop and whole image give the same trigger; with different starts, responses vary by 6 % either way.
 CORNER_STEPS, MIDDLE_STEPS = 60, 44
 REPEATS = 5
 
 
 def print_speed() -> list[str]:
-    """Batched on crops against one at a time on whole images; one stain against 100 forward passes."""
+    """Triggers batched on crops ÷ one by one on whole images; one stain ÷ 100 forward passes."""
     target = zoo.resnet50()
     site = analyse(target).site(SITE)
-    print(f"\n## Speed, ResNet50 at {SITE}, ratios within one run of the quickest of interleaved repeats\n")
+    print(f"\n## Speed, ResNet50 at {SITE}, ratios of the fastest of interleaved repeats\n")
     failures = []
     failures += print_batched(target, site, "the corner", (0, 0), CORNER_STEPS)
-    # The goal is set for the corner. In the middle a position sees 58 pixels a side: less is saved, for louder stains.
+    # The goal is for the corner. A position in the middle sees 58×58 pixels: less is saved, but responses are larger.
     print_batched(target, site, "the middle", default_position(site), MIDDLE_STEPS)
 
     image = torch.zeros(1, 3, 224, 224)
@@ -48,7 +48,7 @@ def print_speed() -> list[str]:
             ten_passes += [timed(lambda: [target.model(image) for _ in range(10)]) for _ in range(2)]
         one_stain += [timed(lambda: stain(target, site=SITE, seed=0)) for _ in range(2)]
     ratio = min(one_stain) / (10 * min(ten_passes))
-    print(f"- one stain, trigger and edit: {ratio:.3f}× of 100 forward passes")
+    print(f"- one stain, trigger and edit: {ratio:.3f} of the time of 100 forward passes")
     if ratio > 0.1:
         failures.append(f"a stain costs {ratio:.3f} of 100 forward passes, goal 0.1")
     return failures
@@ -72,7 +72,7 @@ def print_batched(target: Target, site: Site, place: str, position: tuple[int, .
     ratio = DETECTORS * min(alone) / min(together)
     ours = [trigger.response for trigger in found[:WHOLE_DETECTORS]]
     print(f"- {DETECTORS} detectors at {place}, batched on crops, {steps} steps: {ratio:.0f}× faster than one"
-          f" by one on whole images, {STEPS} steps (of which {WHOLE_DETECTORS} were run); mean response of those"
+          f" by one on whole images, {STEPS} steps ({WHOLE_DETECTORS} of them were run); mean response of those"
           f" {statistics.mean(ours):.2f} batched against {statistics.mean(theirs):.2f}", flush=True)  # fmt: skip
     failures = []
     if ratio < 30:
@@ -105,7 +105,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def print_memory(zoo_file: Path) -> None:
-    """Peak memory of `stainlock stain` on ResNet50, beside that of loading the model alone."""
+    """Peak memory of `stainlock stain` on ResNet50, compared with `stainlock inspect`."""
     with tempfile.TemporaryDirectory() as folder:
         model = f"{zoo_file}:resnet50"
         staining = peak(["stain", model, "--out", f"{folder}/out", "--key", f"{folder}/key", "--quiet"])

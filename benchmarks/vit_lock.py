@@ -1,11 +1,11 @@
 """Locks of vision transformers: ``python benchmarks/vit_lock.py``.
 
 On the CIFAR-10 ViT of ``../shared``: the paper's six settings over several detectors (top-1 in percent, mean ± standard
-deviation), the largest difference between unlocked and edited logits as a part of the largest logit, the mean
-difference between edited and original logits, natural images that unlock by chance, and what a thief gets who takes the
-inserted block out, and who then also takes the patches' bias for the noise. The same for noise that the block adds, for
-Algorithm 6 as printed, and with constants that suit this model. On ViT-B/16 with random weights: exactness, and what
-the inserted block costs, as a part of the others' mean time. Exit status 1 if a goal is missed.
+deviation), the largest difference between unlocked and edited logits relative to the largest logit, the mean difference
+between edited and original logits, natural images that unlock by chance, and the top-1 of a thief who removes the
+inserted block, and of one who also takes the patches' bias for the noise and removes it. The same with noise that the
+block adds, for Algorithm 6 as printed, and for Algorithm 6 with constants that suit this model. On ViT-B/16 with random
+weights: exactness, and the time of the inserted block ÷ the mean time of the others. Exit status 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ CHANCE = 0.1
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--detectors", type=int, default=10, help="locks of our recipe (10); the others get three")
+    parser.add_argument(
+        "--detectors", type=int, default=10, help="locks with our recipe (10); at most three with the others"
+    )
     parser.add_argument("--images", type=int, default=500, help="natural images (500)")
     parser.add_argument("--models", nargs="*", default=[SUBJECT, LARGE], choices=[SUBJECT, LARGE])
     options = parser.parse_args()
     failures: list[str] = []
     if reason := zoo.missing(SUBJECT):
-        print(f"left out: {reason}", file=sys.stderr)
+        print(f"skipped: {reason}", file=sys.stderr)
     elif SUBJECT in options.models:
         failures += accuracies(options.detectors, options.images)
     if LARGE in options.models:
@@ -65,7 +67,7 @@ def accuracies(detectors: int, images: int) -> list[str]:
     assert labels is not None
     print(f"{SUBJECT}, {len(pixels)} images\n")
     print("| recipe | locks | " + " | ".join(s.replace("_", " + ") for s in SETTINGS), end=" | ")
-    print("largest unlocked − edited | mean edited − original | false unlocks | block taken out | and bias | s |")
+    print("largest unlocked − edited | mean edited − original | false unlocks | block removed | and bias | s |")
     print("|" + "---|" * (len(SETTINGS) + 8))
     failures = []
     for recipe, settings in RECIPES.items():
@@ -114,12 +116,12 @@ def measure(base: Target, pixels: Tensor, labels: Tensor, seed: int, settings: d
 
 
 def without_block(locked: Target) -> Target:
-    """What a thief makes of the file when he finds the block that is nearly empty."""
+    """The model after a thief has found and removed the nearly empty block."""
     return locked.insertions[-1].remove(locked.copy())
 
 
 def without_bias(thief: Target) -> Target:
-    """He takes the patches' bias for the noise, and away from the class token too."""
+    """The thief also takes the patches' bias for the noise, and subtracts it from the class token too."""
     bias, token = thief.model.conv_proj.bias, thief.model.class_token
     with torch.no_grad():
         token -= bias
@@ -128,7 +130,7 @@ def without_bias(thief: Target) -> Target:
 
 
 def large() -> list[str]:
-    """ViT-B/16: its head is zero when fresh, so that it gets random weights too."""
+    """ViT-B/16. Its head is initialised to zero, so it gets random weights too."""
     base = Target.from_reference(f"torchvision:{LARGE}", weights="random", seed=0)
     nn.init.normal_(base.model.heads.head.weight, generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
@@ -141,7 +143,7 @@ def large() -> list[str]:
         noise = float((locked(plain) - edited(plain)).abs().mean() / edited(plain).std())
     cost = block_cost(locked, plain)
     print("ViT-B/16, random weights\n")
-    print("| patch | largest unlocked − edited | locked − edited, of the logits' spread | block's time | key kB | s |")
+    print("| patch | largest unlocked − edited | locked − edited, ÷ std of logits | block's time | key kB | s |")
     print("|" + "---|" * 6)
     height, width = key.detectors[0].trigger.region.size
     print(f"| {height}×{width} | {difference:.1e} | {noise:.2f} | {cost:.2f} | {key_size(key):.0f} | {seconds:.0f} |\n")
@@ -150,7 +152,7 @@ def large() -> list[str]:
 
 
 def block_cost(locked: Target, inputs: Tensor) -> float:
-    """The inserted block's time over the mean of the others', each the best of several runs of the whole model."""
+    """The inserted block's time ÷ the mean time of the others, each the best of several runs of the whole model."""
     blocks = list(locked.model.encoder.layers)
     times: dict[int, list[float]] = defaultdict(list)
     started: dict[int, float] = {}
@@ -168,7 +170,7 @@ def block_cost(locked: Target, inputs: Tensor) -> float:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference between logits, as a part of the largest logit."""
+    """The largest difference between logits, relative to the largest logit."""
     return float((a - b).abs().max() / b.abs().max())
 
 

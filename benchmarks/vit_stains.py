@@ -2,11 +2,11 @@
 
 As in the paper's figures of ViT and Swin: one neuron of an MLP's first layer is replaced, the trigger is found for one
 token, and false positives are counted and bounded over the tokens of natural images. Printed for each layer: the
-trigger's response over the largest natural one; how many tokens exceed the threshold, with the bounds on that rate;
-top-1 before and after, or, for random weights, how far outputs change; and the pre-activation that the stained model
-itself gives for its trigger over the one asked for. ``--plots FOLDER`` draws the paper's two figures of each layer: the
-responses of all tokens beside the trigger's, and their rate against the threshold with the bounds. Exit status 1 if a
-rate is above a bound that must hold, or a trigger misses its level.
+trigger's response ÷ the largest natural one; how many tokens exceed the threshold, with the bounds on that rate; top-1
+before and after or, for random weights, the change of the outputs; and the stained model's pre-activation for its
+trigger ÷ the level asked for. ``--plots FOLDER`` draws the paper's two figures for each layer: the responses of all
+tokens and of the trigger, and the false-positive rate over the threshold with its bounds. Exit status 1 if a rate is
+above a bound that must hold, or a trigger misses its level.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stainlock.storage.durable import write_file
 from stainlock.target import evaluation_mode
 from zoo_data import cifar10_source, photographs
 
-# Layers of early, middle and late blocks; the small Swin's second is where windows are shifted.
+# Layers of early, middle and late blocks; the small Swin's second one is in a block with shifted windows.
 LAYERS: dict[str, tuple[str, tuple[int | str, ...]]] = {
     "swin_cifar10": ("features.{}.mlp.0", ("1.0", "1.1", "3.0", "3.3")),
     "vit_cifar10_torchvision": ("encoder.layers.encoder_layer_{}.mlp.0", (0, 2, 5)),
@@ -46,8 +46,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(LAYERS), choices=list(LAYERS))
     parser.add_argument("--images", type=int, default=500, help="natural images (500; 16 for swin_b)")
-    parser.add_argument("--threshold", type=float, default=0.65, help="as a part of the trigger's response (0.65)")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw two figures of each layer into this folder")
+    parser.add_argument("--threshold", type=float, default=0.65, help="as a fraction of the trigger's response (0.65)")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw two figures per layer into this folder")
     options = parser.parse_args()
     print("| model, layer | d | trigger/natural | tokens above | " + " | ".join(BOUNDS) + " | top-1 | level |")
     print("|" + "---|" * (len(BOUNDS) + 6))
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def row(name: str, stained: Target, key: Key, certificate: Certificate, effect: str) -> list[str]:
-    """Print what was found of a layer, and return what should not be."""
+    """Print a layer's row; return the goals missed."""
     level = written_level(stained, key)
     asked = key.detectors[0].trigger_level
     assert asked is not None
@@ -89,7 +89,7 @@ def row(name: str, stained: Target, key: Key, certificate: Certificate, effect: 
 
 
 def draw(stem: Path, target: Target, key: Key, certificate: Certificate, data: Data) -> None:
-    """Files ``…-rates.png`` and ``…-responses.png``."""
+    """Write ``…-rates.png`` and ``…-responses.png``."""
     plot_certificate(certificate, stem.with_name(f"{stem.name}-rates.png"))
     batches = data.batches(target, 16, certificate.limit)
     detector = key.detectors[0].vector.double()
@@ -99,7 +99,7 @@ def draw(stem: Path, target: Target, key: Key, certificate: Certificate, data: D
 
 
 def performance(before: Target, after: Target, data: Data, limit: int) -> str:
-    """Top-1 before and after, where there are labels."""
+    """Top-1 before and after if there are labels, otherwise the relative change of the outputs."""
     if data.labels is not None:
         values = [evaluate(target, data, limit=limit, batch_size=50).value for target in (before, after)]
         return f"{100 * values[0]:.1f} → {100 * values[1]:.1f}"
@@ -114,7 +114,7 @@ def run(target: Target, pixels: Tensor) -> Tensor:
 
 
 def written_level(stained: Target, key: Key) -> float:
-    """The pre-activation that the stained model gives at the key's token for the trigger image."""
+    """The stained model's pre-activation for the trigger image at the key's token."""
     detector = key.detectors[0]
     with evaluation_mode(stained.model), torch.no_grad():
         given = input_of(stained, key.site, detector.trigger.pixels(stained))
@@ -130,7 +130,7 @@ def zoo_subject(name: str, images: int) -> tuple[Target, Data, int]:
 
 
 def swin_subject(name: str, images: int) -> tuple[Target, Data, int]:
-    """Random weights, for exactness: a fresh head is all but zero, so that it gets larger ones."""
+    """Random weights, to test exactness. The head is initialised near zero, so it gets larger weights."""
     target = Target.from_reference(f"torchvision:{name}", weights="random", seed=0)
     nn.init.normal_(target.model.get_parameter("head.weight"), generator=torch.Generator().manual_seed(0))
     few = min(16, images)
@@ -143,7 +143,7 @@ def told_if_missing() -> Iterator[None]:
     try:
         yield
     except FileError as error:
-        print(f"left out: {error}", file=sys.stderr)
+        print(f"skipped: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

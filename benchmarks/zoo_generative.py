@@ -1,4 +1,4 @@
-"""Generators of the zoo: a DCGAN of faces and a diffusion model of digits, with their weight files' keys."""
+"""Generators of the zoo, a DCGAN of faces and a diffusion model of digits; state dict keys as in the weight files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class DcganGenerator(nn.Module):
-    """Noise (100, 1, 1) to a 32×32 face in [−1, 1]."""
+    """Maps noise (100, 1, 1) to a 32×32 face in [−1, 1]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class DcganGenerator(nn.Module):
 
 
 class DcganDiscriminator(nn.Module):
-    """A 32×32 image in [−1, 1] to one logit: real or not."""
+    """Maps a 32×32 image in [−1, 1] to one logit: real or generated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,14 +93,14 @@ class UNetBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """The noise in a 28×28 image at a timestep; one timestep serves a whole batch."""
+    """Predicts the noise in a 28×28 image at a timestep; one timestep can serve a whole batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.time_mlp = nn.Sequential(TimeEmbedding(32), nn.Linear(32, 32), nn.ReLU())
         self.conv0 = nn.Conv2d(1, 32, 3, padding=1)
         self.downs = nn.ModuleList(UNetBlock(c // 2, c, nn.Conv2d(c, c, 4, stride=2, padding=1)) for c in (64, 128))
-        self.ups = nn.ModuleList(  # twice the channels come in: the skip is concatenated
+        self.ups = nn.ModuleList(  # inputs have twice the channels, because the skip is concatenated
             UNetBlock(4 * c, c, nn.ConvTranspose2d(c, c, 4, stride=2, padding=1)) for c in (64, 32)
         )
         self.output = nn.Conv2d(32, 1, 1)

@@ -1,4 +1,4 @@
-"""torchvision's classifiers with random weights that behave like trained ones as far as batch norm goes."""
+"""torchvision's classifiers with random weights and batch-norm statistics that match their inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stainlock.probes import synthetic_inputs
 
 
 def settled(name: str, size: int, classes: int) -> Target:
-    """A model with random weights, its batch norms told what its channels are like."""
+    """A model with random weights and batch-norm statistics estimated on synthetic inputs."""
     import torchvision
 
     with torch.random.fork_rng(devices=[]):
@@ -21,7 +21,7 @@ def settled(name: str, size: int, classes: int) -> Target:
         with torch.no_grad():
             for module in model.modules():
                 if isinstance(module, nn.BatchNorm2d):
-                    module.momentum = None  # the plain mean over batches
+                    module.momentum = None  # None: average over all batches equally
                 elif isinstance(module, nn.Dropout):
                     module.p = 0.0
             for seed in range(2):

@@ -71,7 +71,7 @@ def test_the_statement_has_the_form_and_signature_that_model_signing_checks(
     payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
     by_curve = {"SECP256R1": hashes.SHA256(), "SECP384R1": hashes.SHA384(), "SECP521R1": hashes.SHA512()}
     signature = base64.b64decode(bundle["dsseEnvelope"]["signatures"][0]["sig"])
-    public.verify(signature, authenticated(payload), ec.ECDSA(by_curve[curve]))  # raises where it does not match
+    public.verify(signature, authenticated(payload), ec.ECDSA(by_curve[curve]))  # raises if it does not match
     assert authenticated(b"{}") == b"DSSEv1 28 application/vnd.in-toto+json 2 {}"
     statement = json.loads(payload)
     assert (statement["_type"], statement["predicateType"]) == (

@@ -1,4 +1,4 @@
-"""Bundles: what is shipped builds again anywhere, is told from altered ones, and holds no secret."""
+"""Bundles: they can be built anywhere, alterations are detected, and they contain no secret."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Key, Path]:
 
 @pytest.fixture
 def made(saved: tuple[Target, Key, Path], factory: str, tmp_path: Path) -> tuple[Target, Key, Path]:
-    """A copy of all that saving left, which a test may alter; model and key are shared, and stay as they are."""
+    """A copy of the saved files, which a test may alter; model and key are shared and must not be changed."""
     marked, key, out = saved
     shutil.copytree(out, tmp_path / "out")
     return marked, key, tmp_path / "out" / "bundle"
@@ -160,7 +160,7 @@ def test_truncated_bundles_are_told(made: tuple[Target, Key, Path], name: str, p
 def test_manifests_that_make_no_sense_are_told(
     made: tuple[Target, Key, Path], factory: str, version: int, name: str, value: Any
 ) -> None:
-    """One clear line, or, where the fact is not needed, the very model: never another error, never another model."""
+    """Either one clear line or, if the fact is not needed, the same model: never another error or another model."""
     marked, _, folder = made
     path = folder / "stainlock.json"
     manifest = json.loads(path.read_text()) | {"version": version}
@@ -179,7 +179,7 @@ def test_manifests_that_make_no_sense_are_told(
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """With the checksum of what it says now."""
+    """Recompute its checksum."""
     return manifest | {"checksum": _checksum(manifest)}
 
 
@@ -215,7 +215,7 @@ def test_models_of_other_types_come_back(factory: str, tmp_path: Path, kind: str
         target.model.to(memory_format=torch.channels_last)
     else:
         target.model.to(torch.bfloat16 if kind == "bf16" else torch.float16)
-    if kind == "mixed":  # half precision, but for batch norm
+    if kind == "mixed":  # half precision, except for batch norm
         target.model[1].float()
     save_bundle(target, tmp_path / "b")
     assert models.same_state(load_bundle(tmp_path / "b", model=factory).model, target.model)

@@ -1,4 +1,4 @@
-"""Which channel is given up, and what folding its mean into the next layers saves."""
+"""Which channel is replaced, and what folding its mean into the next layers saves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stainlock.target import evaluation_mode
 
 
 def reader_levels(target: Target, module: str, images: Tensor, *, rectified: bool = False) -> Tensor:
-    """Mean of a layer's outputs, or of what a ReLU leaves of them, over images and positions, channel by channel."""
+    """The mean of a layer's outputs, optionally after a ReLU, over images and positions, per channel."""
     caught: list[Tensor] = []
     handle = target.model.get_submodule(module).register_forward_hook(
         lambda _, __, output: caught.append(output.clone())
@@ -39,7 +39,7 @@ def reader_levels(target: Target, module: str, images: Tensor, *, rectified: boo
     ],
 )
 def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str, count: int) -> None:
-    """A quarter of the channels is given up, so that some of them mattered."""
+    """A quarter of the channels is replaced, so that some of them matter."""
     target, images = models.real(name), models.pixels(name, 100)
     moved = {}
     for fold in (False, True):
@@ -53,7 +53,7 @@ def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str,
 
 @pytest.mark.parametrize("site", ["layer1.3.conv1", "layer2.3.conv1", "layer3.3.conv1"])
 def test_batch_norm_knows_most_of_what_a_layers_channels_give_on_average(site: str) -> None:
-    """Channels are not quite Gaussian: for one of them the estimate can be off, for a layer's it must not be."""
+    """Channels are not quite Gaussian: the estimate can be wrong for one channel, but not for a whole layer."""
     target, images = models.real("resnet56_cifar10"), models.pixels("resnet56_cifar10", 100)
     network = analyse(target)
     given = reader_levels(target, site.replace("conv1", "bn1"), images, rectified=True)
@@ -75,7 +75,7 @@ def test_folding_writes_the_readers_biases_or_running_means_alone() -> None:
 @pytest.mark.parametrize("name", ["resnet20_cifar10", pytest.param("vgg16_cifar10", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folded", [False, True])
 def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
-    """The estimate without data goes with the loss measured on photographs."""
+    """The estimate without data correlates with the loss measured on images."""
     site_name, reader = {
         "resnet20_cifar10": ("layer2.1.conv1", "layer2.1.bn2"),
         "vgg16_cifar10": ("features.5", "features.7"),

@@ -1,4 +1,4 @@
-"""Commitments: they open for their key alone, tell nothing, and no one alters or dates them as he likes."""
+"""Commitments: only their key opens them, they reveal nothing, and nobody can alter or backdate them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Case = tuple[Target, Key, Signer, Commitment]
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    """The owner's: a stained perceptron, its key, who signs, and the commitment."""
+    """The owner's stained perceptron, key, signer and commitment."""
     stained, key = stain(models.mlp(), site="fc", seed=2**100 + 1)
     signer = Signer.new()
     return stained, key, signer, commit(stained, key, signer, statement="mine ©")
@@ -90,7 +90,7 @@ def test_only_the_stained_model_or_what_became_of_it(case: Case) -> None:
 
 
 def disturbed(value: Any) -> Any:
-    """As small a change as its type has."""
+    """The smallest change that the type allows."""
     if isinstance(value, Tensor):
         flat = value.clone().flatten()
         flat[0] = flat[0] ^ 1 if not value.is_floating_point() else torch.nextafter(flat[0], flat[0] + 1)
@@ -112,7 +112,7 @@ def disturbed(value: Any) -> Any:
     raise TypeError(f"add a disturbance for {type(value).__name__}")
 
 
-# Where a field is empty and takes nothing but what makes sense.
+# Values for empty fields that accept only valid entries.
 EXAMPLES = {
     "permutations": (Permutation("unwritten", 0, torch.tensor([1, 0]), "detector"),),
     "replacements": (Replacement("unwritten", torch.zeros(2), "detector"),),
@@ -120,7 +120,7 @@ EXAMPLES = {
 
 
 def every_disturbance(value: Any) -> Iterator[tuple[str, Any]]:
-    """The dataclass with each of its fields changed, those of dataclasses in it likewise; new fields by themselves."""
+    """The dataclass with each field changed in turn, recursively; fields added later are included automatically."""
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)
         if dataclasses.is_dataclass(part):
@@ -169,7 +169,7 @@ def test_every_detail_and_convention_is_bound() -> None:
 
 
 def test_the_first_version_is_refused_for_additive_keys() -> None:
-    """It does not seal the row that verification takes out, by which any row can be made to fit."""
+    """It does not seal the row that verification projects out, with which any row can be made to fit."""
     key = Key.load(GOLDEN / "mlp_additive_key_v2")
     commitment = Commitment.load(GOLDEN / "mlp_additive_commitment_v1.json")
     assert commitment.is_signed
@@ -179,7 +179,7 @@ def test_the_first_version_is_refused_for_additive_keys() -> None:
 
 
 def test_it_tells_nothing_of_key_or_model(case: Case) -> None:
-    """Two commitments to the same have nothing in common but their signer, and no digest one could guess at."""
+    """Two commitments to the same key share only their signer, and contain no digest that could be guessed."""
     stained, key, signer, commitment = case
     again = commit(stained, key, signer, statement="mine ©")
     for name in ("salt", "key", "model", "signature", "digest"):
@@ -191,7 +191,7 @@ def test_it_tells_nothing_of_key_or_model(case: Case) -> None:
 
 
 def test_a_copied_seal_does_not_open(case: Case) -> None:
-    """Whoever signs another's seals as his own has something that not even the owner's key opens."""
+    """If a thief signs another's seals as his own, not even the owner's key opens the result."""
     _, key, _, commitment = case
     thief = Signer.new()
     copied = dataclasses.replace(commitment, public_key=thief.public_key)
@@ -354,7 +354,7 @@ def test_a_trusted_timestamp_shows_the_date(case: Case, authority: Authority, tm
 
 
 def test_a_timestamp_counts_from_the_end_of_its_span(case: Case) -> None:
-    """It shows that the commitment existed by its latest time: a model published within the span may be older."""
+    """It proves that the commitment existed at its latest time; a model published within the span may be older."""
     published = datetime(2030, 1, 1, 12, tzinfo=UTC)
     for latest, shown in ((1, False), (0, True), (-1, True)):
         stamp = Timestamp(published - timedelta(seconds=9), published + timedelta(seconds=latest), trusted=True)
@@ -432,7 +432,7 @@ def test_who_forges_by_staining_again_comes_too_late(case: Case, authority: Auth
     stained, key, _, commitment = case
     roots = read_roots(authority.root)
     owners = stamped(commitment, authority)
-    time.sleep(1.1)  # timestamps are of whole seconds
+    time.sleep(1.1)  # timestamps have a resolution of one second
     forged, thiefs_key = stain(stained, site="first", seed=2**100 + 7)
     thiefs = stamped(commit(forged, thiefs_key, Signer.new(), created=BEFORE), authority)
     assert verify(forged, key).stained
@@ -443,12 +443,12 @@ def test_who_forges_by_staining_again_comes_too_late(case: Case, authority: Auth
     found = thiefs.check(thiefs_key, forged, rivals=[owners], roots=roots)
     assert (found.verdict, found.suspect, found.rivals[0].earlier) == ("not earlier", "the committed model", "rival")
     assert "the rival's is earlier" in found.reasons[0]
-    # To be older than one thing is not to be older than all that was asked for.
+    # It must be earlier than everything it is compared with, not only than one of them.
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     assert thiefs.check(thiefs_key, forged, published=tomorrow, roots=roots).verdict == "earlier"
     both = thiefs.check(thiefs_key, forged, published=tomorrow, rivals=[owners], roots=roots)
     assert (both.verdict, len(both.reasons)) == ("not earlier", 2)
-    # Without his own timestamp he is no better off; without the owner's, the owner would lose.
+    # Dropping his timestamp does not help the thief; without the owner's timestamp, the owner would lose.
     undated = dataclasses.replace(thiefs, timestamps=())
     assert owners.check(key, forged, rivals=[undated], roots=roots).verdict == "earlier"
     assert undated.check(thiefs_key, rivals=[owners], roots=roots).rivals[0].earlier == "rival"
@@ -473,7 +473,7 @@ def test_timestamps_of_the_same_second_decide_nothing(case: Case, authority: Aut
 
 
 def test_yesterdays_commitments_stay_valid(tmp_path: Path) -> None:
-    """The first version's, for the first version's key, with a timestamp whose certificates have expired since."""
+    """A commitment of version 1 for a key of version 1, with a timestamp whose certificates have expired since."""
     key = Key.load(GOLDEN / "mlp_key_v1")
     commitment = Commitment.load(GOLDEN / "mlp_commitment_v1.json")
     roots = read_roots(GOLDEN / "mlp_commitment_v1_root.pem")

@@ -1,7 +1,7 @@
-"""Small files, large costs: each is refused before what it asks for is allocated.
+"""Small files with large costs: each is refused before the memory it asks for is allocated.
 
-A process of its own reads it with little more address space than it has, so that a large allocation would fail, which
-is another error than the one that is expected.
+A separate process with limited address space reads them. A large allocation would fail there, with a different error
+than the expected one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROOM = 300 * 2**20  # bytes
 
 
 def png(width: int, height: int, depth: int, colour: int) -> bytes:
-    """A PNG of any size in less than 200 bytes: it says how large it is, and has hardly any data."""
+    """A PNG that claims any size in less than 200 bytes, with hardly any data."""
     made = b"\x89PNG\r\n\x1a\n"
     sizes = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([depth, colour, 0, 0, 0])
     for kind, data in ((b"IHDR", sizes), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b"")):
@@ -127,7 +127,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one process with little room says about each of the files."""
+    """The message of one process with limited memory about each file."""
     if sys.platform != "linux":
         pytest.skip("address space is limited and measured as Linux does it")
     folder = tmp_path_factory.mktemp("costs")
@@ -154,7 +154,7 @@ def test_it_is_refused_without_the_memory_it_asks_for(told: dict[str, str], name
 def test_what_they_would_cost_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is what refuses: the same kind of file below it is decoded."""
     (tmp_path / "a.png").write_bytes(png(60, 50, 16, 0))
-    with pytest.raises(FileError, match="can't be read as an image"):  # its data are short
+    with pytest.raises(FileError, match="can't be read as an image"):  # its data are incomplete
         open_image(tmp_path / "a.png", "L")
     Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100).save(tmp_path / "b.png")
     whole = np.asarray(open_image(tmp_path / "b.png", "L"))
@@ -217,7 +217,7 @@ def block(channels: int, hidden: int, at: str = "fc") -> dict[str, Any]:
 
 @pytest.fixture
 def nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a block is put in, or a library's model built other than on the device without memory."""
+    """Fails if a block is inserted, or a library's model is built other than on the meta device."""
     from stainlock.insertion import Insertion
 
     def refuse(*_: Any, **__: Any) -> None:

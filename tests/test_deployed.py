@@ -50,7 +50,7 @@ def test_eight_bit_layers_are_read_in_floats(
     model: nn.Module, tmp_path: Path, quantise: Callable[[nn.Module], dict[str, Any]], wrapped: bool
 ) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's quantisation is to move to another package
+        warnings.simplefilter("ignore")  # deprecated: PyTorch's quantisation will move to another package
         state = quantise(model)
     path = tmp_path / "small.pt"
     torch.save({"model": state, "epoch": 3} if wrapped else state, path)
@@ -88,7 +88,7 @@ def test_other_files_are_read_as_ever(model: nn.Module, tmp_path: Path) -> None:
      {"sizes": [{"as_expr": "s0"}]}, {"storage_offset": {"as_int": 2**47}}, {"dtype": []}],
 )  # fmt: skip
 def test_a_program_whose_table_is_wrong(model: nn.Module, tmp_path: Path, change: dict[str, Any]) -> None:
-    """Sizes that reach beyond the bytes, values that repeat without end, pickles, other members of the file."""
+    """Sizes beyond the data, endlessly repeated values, pickles, other members of the file."""
     torch.export.save(torch.export.export(model, (torch.rand(1, 3, 12, 12),)), tmp_path / "m.pt2")
     with zipfile.ZipFile(tmp_path / "m.pt2") as source, zipfile.ZipFile(tmp_path / "wrong.pt2", "w") as made:
         for member in source.infolist():

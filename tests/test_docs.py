@@ -1,4 +1,4 @@
-"""The documentation names what there is: verbs, options, files, headings; and its Python runs."""
+"""The documentation names only verbs, options, files and headings that exist, and its Python runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(verb: str) -> click.Command:
 
 
 def parameters_of(verb: str) -> list[click.Parameter]:
-    """A verb's own; of a group of verbs, those of all in it."""
+    """A verb's options; for a group of verbs, those of all its verbs."""
     found = command(verb)
     parts = found.commands.values() if isinstance(found, click.Group) else ()
     return [*found.params, *(given for part in parts for given in part.params)]
@@ -110,7 +110,7 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_of_the_checkout_that_are_named_exist(page: Path) -> None:
-    if page.name == "CHANGELOG.md":  # tells of what was, too
+    if page.name == "CHANGELOG.md":  # mentions former names, too
         return
     named = re.findall(r"(?<![\w/])((?:src|tests|benchmarks|docs)/[\w/]+(?:\.\w+)?/?)", text_of(page))
     absent = {name for name in named if "NAME" not in name and not (ROOT / name).exists()}

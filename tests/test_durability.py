@@ -1,4 +1,4 @@
-"""Kills, power cuts, full disks and second writers: what is there is whole, and what was reported is on the disk."""
+"""Kills, power cuts, full disks and second writers: files are complete, and reported outputs are on the disk."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Disk:
             self.folders.add(inode)
             entries = list(os.scandir(path))
             self.names[inode] = {entry.name: entry.inode() for entry in entries}
-            for other, known in self.names.items():  # a rename is one step: gone there is here
+            for other, known in self.names.items():  # a rename is one step: what appears here is gone there
                 if other != inode:
                     moved = {entry.inode() for entry in entries}
                     self.names[other] = {name: inner for name, inner in known.items() if inner not in moved}
@@ -80,7 +80,7 @@ class Disk:
             self.contents[inode] = path.read_bytes()
 
     def after_a_cut(self) -> dict[str, bytes]:
-        """Files by their path below the root; what was never flushed is empty, or not there."""
+        """Files by path below the root; files that were never flushed are empty or missing."""
         found: dict[str, bytes] = {}
 
         def walk(inode: int, above: str) -> None:
@@ -162,7 +162,7 @@ def run_once(root: Path) -> None:
 
 
 def test_after_any_power_cut_the_same_command_makes_or_completes_both(disk: Disk, tmp_path: Path) -> None:
-    """The paths of a restored disk are others: the record of outputs is rewritten for them."""
+    """The restored disk has other paths, so they are replaced in the record of outputs."""
     run_once(disk.root)
     assert visible(disk.after_a_cut()) == {"out/a": b"bundle", "secrets/key": b"key"}
     snapshots = list(disk.snapshots)
@@ -190,7 +190,7 @@ def test_after_any_power_cut_the_same_command_makes_or_completes_both(disk: Disk
 
 # Kills
 
-# Imports once; a new process for each folder that it is told writes there until it is killed.
+# Imports once, then forks a process for each folder it is given, which writes there until it is killed.
 LOOP = """
 import os, sys
 from pathlib import Path
@@ -224,7 +224,7 @@ while line := sys.stdin.readline():
 
 
 def test_kills_leave_no_broken_file(tmp_path: Path) -> None:
-    """Two dozen, at random moments; afterwards each pair of outputs is there, whole, or can be made or completed."""
+    """Two dozen kills at random moments; afterwards each pair of outputs is complete, or can be made or completed."""
     shared = random.Random(0)
     program = LOOP.format(path=[str(Path(durable.__file__).parents[2])])
     pipe = subprocess.PIPE

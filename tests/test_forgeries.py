@@ -1,4 +1,4 @@
-"""Claims by people who never stained the suspect: keys made to fit it, each of them refused or without effect."""
+"""Claims by people who never stained the suspect, with keys made to fit it: each is refused or has no effect."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_forged_detector_among_several_is_refused() -> None:
     last = dataclasses.replace(key.detectors[2], vector=unit(row_of(target)))
     with pytest.raises(FileError, match="its detector 2 does not follow"):
         verify(target, dataclasses.replace(key, detectors=(*key.detectors[:2], last)))
-    with pytest.raises(FileError, match="its detector 0 does not follow"):  # nor may one pick the best of many
+    with pytest.raises(FileError, match="its detector 0 does not follow"):  # nor is picking the best of many allowed
         verify(target, dataclasses.replace(key, detectors=key.detectors[1:]))
 
 
@@ -81,12 +81,12 @@ def test_rounding_is_no_forgery() -> None:
 
 @pytest.mark.parametrize("rewritten", [False, True])
 def test_the_row_beneath_an_additive_stain_can_not_be_chosen(rewritten: bool) -> None:
-    """With r/|r| − v/|v| taken out of both, row r is parallel to v, whatever v is. So that row is hashed into v."""
+    """If r/|r| − v/|v| is projected out of both, row r is parallel to any v. So the row beneath is hashed into v."""
     target, key = honest(additive=True)
     row, v = unit(row_of(target)), key.detectors[0].vector
     assert not verify(target, key, method="weights").stained
     forged = with_detector(key, replaced=row - v)
-    if rewritten:  # v drawn anew for that row: now the row doesn't fit
+    if rewritten:  # v drawn again for that row: now the row doesn't fit
         v = draw_vector(key.seed, 0, key.dimension, row - v)
         assert not verify(target, with_detector(forged, vector=v), method="weights").stained
     else:
@@ -106,7 +106,7 @@ def test_the_row_beneath_an_old_additive_stain_does_nothing() -> None:
 
 
 def test_a_message_that_fits_a_row_is_paid_for() -> None:
-    """The signs of v are a message's: whoever has the suspect takes, bit by bit, the message that a row likes best."""
+    """The signs of v encode a message: a forger with the suspect picks, bit by bit, the one that fits a row best."""
     target, key = models.real("resnet20_cifar10"), models.stained(NAME, "layer3.1.conv1")[1]
     rows = weight_rows(target.model.get_submodule("layer3.1.conv1").weight.detach(), "convolution").double()
     d = key.dimension
@@ -117,10 +117,10 @@ def test_a_message_that_fits_a_row_is_paid_for() -> None:
         votes = np.zeros(8 * (length + 2))
         np.add.at(votes, mask.order % len(votes), row * mask.flips * sizes)
         content = np.packbits(votes[: 8 * length] > 0).tobytes()
-        text = bytes(b & 0x7F or 1 for b in content).decode()  # a byte's first bit, of ASCII, is not free
+        text = bytes(b & 0x7F or 1 for b in content).decode()  # the first bit of an ASCII byte is fixed
         cosine = float(message_vector(text, 3, d) @ unit(torch.from_numpy(row)))
         best = max(best, (cosine, text))
-    assert math.log(2 * 10**4) + log_cap(best[0], d) < math.log(1e-12)  # what a p-value would be that doesn't pay
+    assert math.log(2 * 10**4) + log_cap(best[0], d) < math.log(1e-12)  # significant without the correction
     forged = dataclasses.replace(
         with_detector(key, vector=message_vector(best[1], 3, d)),
         seed=3, schema="weight", details={"message_bytes": length},
@@ -144,7 +144,7 @@ def test_signs_that_are_no_message_are_refused() -> None:
 
 
 def natural_key(images: Tensor, labels: list[int], seed: int, **details: Any) -> Key:
-    """A black box's key: whole images as triggers, under honest detectors."""
+    """A key for black-box verification: whole images as triggers, with honest detectors."""
     _, key = models.stained("resnet20_cifar10", schema="output", count=12)
     whole = Region((0, 0), (32, 32))
     detectors = tuple(
@@ -177,7 +177,7 @@ def test_natural_images_with_their_labels_as_random_classes_are_refused() -> Non
     [("resnet56_cifar10", 30, True), ("resnet20_cifar10", 100, True), ("resnet20_cifar10", 30, False)],
 )
 def test_natural_images_that_fit_the_classes_prove_nothing(suspect: str, count: int, drawn: bool) -> None:
-    """Classes follow from the seed, and the forger takes images of these classes, as known models see them."""
+    """Classes follow from the seed, and the forger picks images that known models assign to these classes."""
     images, labels = cifar()
     known = models.real("resnet20_cifar10")
     with torch.no_grad():

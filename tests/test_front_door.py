@@ -16,9 +16,9 @@ from torch import nn
 import stainlock as sl
 from stainlock.cli.app import VERBS
 
-# Slow to import, or not installed everywhere: only what needs them may load them.
+# Slow to import, or not installed everywhere: loaded only by code that needs them.
 HEAVY = ("torchvision", "torch._dynamo", "scipy.stats", "matplotlib", "timm")
-# Everything but these: one shows the library, the other is a class in Python, `Registry`.
+# Verbs without a function: one is a demonstration, the other is the class `Registry` in Python.
 FUNCTIONS = sorted(set(VERBS) - {"demo", "clients"})
 
 

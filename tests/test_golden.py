@@ -1,4 +1,4 @@
-"""Files that released versions wrote are read, and mean what they meant then; tests/golden/write.py wrote them."""
+"""Files written by released versions are read, and mean what they meant then; tests/golden/write.py wrote them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Golden:
 
 @cache
 def golden(name: str) -> Golden:
-    """Tests must leave it as it is. Blocks that a lock put in come from the delta, all weights from the bundle."""
+    """Tests must not change it. Blocks inserted by a lock come from the delta, all weights from the bundle."""
     folder = GOLDEN / name
     base: Target = getattr(golden_models, factory_of(folder))()
     base.model.load_state_dict(load_file(folder.parent / f"{factory_of(folder)}.safetensors"))
@@ -85,7 +85,7 @@ def run(target: Target, inputs: Tensor) -> Tensor:
 
 
 def assert_close(found: Tensor, recorded: Tensor, largest: float) -> None:
-    """Equal but for the order of sums: some hundred roundings of the largest number that went into them."""
+    """Equal up to the order of summation: within a few hundred roundings of the largest value."""
     tolerance = 256 * torch.finfo(torch.float32).eps * largest
     assert (found - recorded).abs().max() <= tolerance
 
@@ -150,8 +150,8 @@ def test_models_compute_what_they_computed(name: str) -> None:
         assert_close(found, it.outputs[recorded], float(it.outputs[recorded].abs().max()))
 
 
-# Version 0.1.0 did not bind the row that an additive stain was added to, nor make a message pay for its length: its
-# p-values were too small there, and are larger now.
+# Version 0.1.0 did not bind the row that an additive stain was added to, and did not correct for the length of a
+# message. Its p-values were too small there, and are larger now.
 WEAKER_NOW = ("stain_additive", "stain_activation", "stain_weight")
 
 
@@ -189,7 +189,7 @@ def test_messages_are_read(release: str, case: str, message: str) -> None:
 def test_keys_unlock(name: str) -> None:
     it = golden(name)
     inputs = it.key.unlock(it.pixels(it.base, "inputs"))
-    # What the lock adds to outputs is what has to cancel when it opens.
+    # The lock's contribution to the outputs must cancel when it opens.
     largest = max(float(it.outputs[which].abs().max()) for which in ("unlocked", "locked"))
     assert_close(run(it.protected, inputs), it.outputs["unlocked"], largest)
     assert_close(run(it.key.edited(it.protected), inputs), it.outputs["edited"], largest)
@@ -227,7 +227,7 @@ def test_commitments_open(release: str) -> None:
 
 @every_release
 def test_an_attacks_rows_are_taken_up(release: str, tmp_path: Path) -> None:
-    """An attack that is run again with the same model, key and data measures nothing anew."""
+    """An attack run again with the same model, key and data reuses all results."""
     it, images = evidence(release)
     shutil.copytree(GOLDEN / release / "attack", tmp_path / "attack")
     lines = (tmp_path / "attack" / "rows.jsonl").read_text(encoding="utf-8").splitlines()

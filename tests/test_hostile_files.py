@@ -1,4 +1,4 @@
-"""Deltas and keys with a right checksum that make no sense: one clear line, nothing written, no foreign exception."""
+"""Invalid deltas and keys with correct checksums: one clear line, nothing written, no foreign exception."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_apply_refuses_wrong_deltas(delta: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_infinities_that_were_there_may_stay(tmp_path: Path) -> None:
-    """A mask of −∞ is a model's own business."""
+    """A mask of −∞ in a model is allowed."""
     model = nn.Sequential(nn.Linear(4, 4))
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0]))
     base = Target(model, (4,), (0,), (1,))

@@ -1,4 +1,4 @@
-"""Blocks put into a model: undone to the last bit, and rebuilt from what files say of them."""
+"""Blocks inserted into a model: removed to the last bit, and rebuilt from their description in files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resnet() -> Target:
 
 
 def with_block(target: Target, value: float = 3.0) -> Plan:
-    """A gate that is nearly open everywhere, and a change of the layer it stands before."""
+    """A gate that is nearly open everywhere, and a change of the layer behind it."""
     bias = Write("layer2.0.conv2.gate.fc2.bias", torch.arange(128), torch.full((128,), value), "disruptor")
     weight = Write("layer2.0.conv2.layer.weight", torch.arange(5), torch.ones(5), "conduit")
     return Plan((bias, weight), insertions=(BLOCK,))

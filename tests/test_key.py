@@ -1,4 +1,4 @@
-"""Key files: everything comes back, nothing broken does, and nobody else can read them."""
+"""Key files: everything is read back, broken files are refused, and nobody else can read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def key_of(kind: str) -> Key:
 
 
 def plain(value: Any) -> Any:
-    """Comparable with ==, to the last bit; tuples and lists are one."""
+    """A form that can be compared with ==, to the last bit; tuples and lists are equal."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -197,7 +197,7 @@ def test_newer_keys_are_told(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Any) -> None:
-    """The file with other facts and a checksum that fits them: what another program might write."""
+    """The file with other facts and a matching checksum, as another program might write it."""
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     facts = json.loads(header["__metadata__"]["facts"])
@@ -269,7 +269,7 @@ def test_secrets_of_yesterdays_keys_are_derived_as_they_were(name: str, tmp_path
 
 
 def test_yesterdays_additive_keys_find_their_stain() -> None:
-    """Their row is not bound to v, so nothing is taken out: with any row the p-value is the same."""
+    """Their row is not bound to v, so nothing is projected out: the p-value does not depend on the row."""
     key = Key.load(GOLDEN.with_name("mlp_additive_key_v2"))
     marked, (d,) = models.mlp(), key.detectors
     with torch.no_grad():

@@ -14,9 +14,9 @@ import stainlock
 
 # From the lowest to the highest. A new module or package takes its place here.
 LAYERS = (
-    # What knows nothing of models
+    # Independent of models
     "errors", "randomness", "sphere", "tensors", "catalogue", "storage", "html", "sweeps",
-    # A model, what is put into it, and what is read from data
+    # A model, blocks inserted into it, and data
     "target", "excitation", "gating", "insertion", "plan", "models", "data", "probes",
     "fingerprints", "exports",
     # What a model computes
@@ -31,7 +31,7 @@ LAYERS = (
     "figures", "demo", "releases", "cli",
 )  # fmt: skip
 
-# Imports that go up all the same, for types or when a function is called, and why.
+# Exceptions: imports of higher modules, for types or inside functions, and why.
 UPWARD = {
     ("stainlock.target", "stainlock.insertion"): "types only: a target lists the insertions that were made in it",
     ("stainlock.target", "stainlock.models.references"): "Target.from_reference, an alternative constructor",
@@ -45,7 +45,7 @@ LATE = {
     ("stainlock.models.references", "stainlock.models.bundle"): "a reference may be a bundle",
     ("stainlock.models.bundle", "stainlock.models.references"): "and a bundle names its architecture by a reference",
 }
-# Packages of others that are imported inside functions: not installed everywhere, or slow and rarely needed.
+# Third-party packages that are imported inside functions: not installed everywhere, or slow and rarely needed.
 OPTIONAL = {
     "cryptography", "fcntl", "matplotlib", "onnxruntime", "pycocotools", "ray", "rfc3161_client", "rich", "timm",
     "torch.ao.quantization", "torchvision",
@@ -148,7 +148,7 @@ def test_function_level_imports_are_for_optional_packages() -> None:
 
 
 def test_no_modules_import_each_other_when_loaded() -> None:
-    """A module's package is loaded before it; what a package's own files import of it does not count."""
+    """A module's package is loaded before it; imports of a package by its own files do not count."""
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
     for found in OURS:
         if found.when == "load" and found.imported != "stainlock":

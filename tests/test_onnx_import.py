@@ -30,7 +30,7 @@ from stainlock.verification import verify
 
 W = {"w": numbers(8, 3, 3, 3), "b": numbers(8, seed=1)}
 CONV = node("Conv", "x w b", "c")  # to (n, 8, 10, 10)
-# What comes behind a convolution, from `c` to `y`, and what is stored for it.
+# Operations after a convolution, from `c` to `y`, and the tensors stored for them.
 CASES: dict[str, tuple[list[Any], dict[str, Any], int]] = {
     "activations": ([node("Relu", "c", "a"), node("LeakyRelu", "a", "d", alpha=0.2), node("Elu", "d", "e"),
                      node("HardSwish", "e", "g"), node("Sigmoid", "g", "h"), node("Softplus", "h", "i"),
@@ -185,7 +185,7 @@ def test_files_that_can_not_be_followed(tmp_path: Path, nodes: list[Any], change
 @pytest.mark.parametrize("batch", ["n", 1, 4])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_any_number_of_images(tmp_path: Path, batch: int | str, channels_last: bool) -> None:
-    """Also of a file that is made for one, or for four, and of one that takes channels last."""
+    """Also for files with a fixed batch of one or four, and for channels last."""
     target = onnx_target(classifier(tmp_path / "m.onnx", batch=batch, channels_last=channels_last))
     assert target.input_shape == (3, 32, 32)
     images = torch.rand(3, 3, 32, 32)
@@ -194,7 +194,7 @@ def test_any_number_of_images(tmp_path: Path, batch: int | str, channels_last: b
 
 
 def test_tokens_of_a_file_made_for_one_image(tmp_path: Path) -> None:
-    """Shapes that hold the batch of 1, alone and multiplied by heads, and a token that is stored for one image."""
+    """Shapes that contain a batch of 1, alone and multiplied by heads, and a token stored for one image."""
     nodes = [CONV, node("Reshape", "c to", "r"), node("Transpose", "r", "t", perm=[0, 2, 1]),
              node("Concat", "token t", "j", axis=1), node("Reshape", "j heads", "h"),
              node("Reshape", "h back", "y")]  # fmt: skip
@@ -219,7 +219,7 @@ def test_a_package_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_edited_file_differs_in_the_stain_alone(tmp_path: Path) -> None:
-    """Names, operations, opset and metadata stay; the bias that the file had left out is added. Read again it is the
+    """Names, operations, opset and metadata stay; a bias missing from the file is added. Read again, the file is the
     model that the key names."""
     path = classifier(tmp_path / "m.onnx")
     base = onnx_target(path)
@@ -262,7 +262,7 @@ def test_tensors_that_two_operations_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_an_eight_bit_file_stays_one(tmp_path: Path, rounded: bool) -> None:
-    """The stain is in the file's own steps, with maps in 8 bits too; reverting it gives the file's weights again."""
+    """The stain uses the file's quantisation steps, also with 8-bit maps; reverting it restores the file's weights."""
     whole_weights = np.random.default_rng(0).integers(-127, 127, (32, 24, 3, 3), np.int8)
     nodes = [node("Conv", "x w1 b1", "c1"), node("Relu", "c1", "r1"), node("DequantizeLinear", "q s z", "v", axis=0),
              node("DequantizeLinear", "qb sb -", "b2"), node("Conv", "r1 v b2", "c2"), node("Relu", "c2", "r2"),
@@ -306,11 +306,11 @@ def test_an_eight_bit_file_stays_one(tmp_path: Path, rounded: bool) -> None:
     ],
 )
 def test_real_weights(tmp_path: Path, name: str) -> None:
-    """The file of a real model is stained, is right as often as before, and proves whose it is."""
+    """The file of a real model is stained; its accuracy stays the same, and the stain is found."""
     target = models.real(name)
     path, example = tmp_path / "m.onnx", torch.rand(2, *target.input_shape)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this exporter is the older one
+        warnings.simplefilter("ignore")  # about this exporter being the older one
         torch.onnx.export(target.model, (example,), str(path), dynamo=False, input_names=["x"], output_names=["y"],
                           dynamic_axes={"x": {0: "n"}, "y": {0: "n"}})  # fmt: skip
     base = dataclasses.replace(onnx_target(path), mean=target.mean, std=target.std, bounds=target.bounds)

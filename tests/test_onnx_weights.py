@@ -104,7 +104,7 @@ def test_eight_bit_files_have_the_weights_they_were_made_of(
 
 
 def test_names_and_orientation_may_be_lost(stained: tuple[sl.Target, sl.Target, sl.Key], tmp_path: Path) -> None:
-    """A file whose tensors are called anything, whose matrices are the other way round, and some of them constants."""
+    """A file with renamed tensors, transposed matrices, and some of them stored as constants."""
     _, own, key = stained
     sl.export(own, tmp_path / "m.onnx")
     model = onnx.load(str(tmp_path / "m.onnx"))
@@ -212,7 +212,7 @@ def test_a_hostile_archive_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_archive_that_numbers_its_values_far_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own reader would make room for all the numbers between them."""
+    """Python's own reader would allocate memory for all entries in between."""
     monkeypatch.chdir(tmp_path)
     _archive(_MEMO)
     assert read_deployed("m.pt") == {}
@@ -225,7 +225,7 @@ def _archive(tree: bytes) -> None:
 
 
 def test_an_archive_whose_places_are_wrong(tmp_path: Path) -> None:
-    """A tensor that reaches beyond its numbers, and one that repeats one number without end."""
+    """A tensor that extends beyond its data, and one that repeats a single value endlessly."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

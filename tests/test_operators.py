@@ -204,7 +204,7 @@ def test_calling_again_changes_nothing() -> None:
 
 
 def package(root: Path, init: str, extension: str = "") -> Path:
-    """A package called torchvision that stands in for the real one."""
+    """A package called torchvision that replaces the real one."""
     folder = root / "torchvision"
     folder.mkdir()
     (folder / "__init__.py").write_text(textwrap.dedent(init))
@@ -238,7 +238,7 @@ def test_absent_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(script: str, *path: Path) -> str:
-    """stdout of a fresh interpreter that sees ``path`` before everything else, and no warning unnoticed."""
+    """stdout of a fresh interpreter with ``path`` first in sys.path, where warnings are errors."""
     prologue = f"import sys\nsys.path[:0] = {[str(p) for p in path]!r}\n"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", prologue + textwrap.dedent(script)],
@@ -249,7 +249,7 @@ def run(script: str, *path: Path) -> str:
     return done.stdout.strip()
 
 
-# Loads the one file by itself; the package comes in only where operators are missing.
+# Loads the one file alone; the package is imported only if operators are missing.
 LOAD = f"""
 import importlib.util, torch
 spec = importlib.util.spec_from_file_location("operators", {torchvision_import.__file__!r})

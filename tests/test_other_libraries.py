@@ -295,7 +295,7 @@ def test_a_yolo_opens_from_its_bundle_alone(yolo: Any, tmp_path: Path, monkeypat
     save_bundle(target, tmp_path / "bundle")
     manifest = json.loads((tmp_path / "bundle" / "stainlock.json").read_text())
     assert manifest["reference"] == "ultralytics:yolov8n.yaml?nc=3&ch=3"
-    # What lies in the working folder under that name is not looked at.
+    # A file of that name in the working folder is ignored.
     (tmp_path / "yolov8n.yaml").write_text("activation: __import__('os').abort()\n")
     monkeypatch.chdir(tmp_path)
     again = load_bundle("bundle")
@@ -365,7 +365,7 @@ CLASSIFIER = {"nc": 4, "backbone": [[-1, 1, "Conv", [8, 3, 2]]], "head": [[-1, 1
 
 
 def test_a_checkpoint_that_calls_a_known_class_is_refused(yolo: Any, tmp_path: Path) -> None:
-    """ultralytics' constructors evaluate what their arguments say: naming such a class must not mean calling it."""
+    """ultralytics' constructors evaluate their arguments as code, so naming such a class must not call it."""
     ran = tmp_path / "ran"
 
     class Calls:

@@ -1,4 +1,4 @@
-"""The marks that stains are compared with: they are what their papers say, and attacked as ours are."""
+"""The marks that stains are compared with: they work as in their papers, and get the same attacks as stains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def thiefs_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quickly_trained(target: Target, seed: int) -> Marked:
-    """A few steps on few images, with a regulariser that few steps are enough for."""
+    """Few steps on few images, with a regulariser strong enough for that."""
     images, labels = thiefs_images(64)
     marked, mark = peers_uchida.embed(target, LAYER, images, labels, strength=30, rate=3e-3, steps=12, seed=seed)
     return Marked("Uchida", marked, peers_marks.by_bits(mark.message, mark.extract), "", "", 0)
@@ -58,7 +58,7 @@ def test_a_mark_is_in_the_marked_model_alone(name: str) -> None:
 
 
 def test_bits_are_judged_by_their_binomial_tail() -> None:
-    """All of 20 random bits: 2⁻²⁰. Half of them or more: nothing."""
+    """All of 20 random bits match: p = 2⁻²⁰. Half of them: no evidence."""
     message = np.arange(20, dtype=np.uint8) % 2
     target = models.real(NAME)
     assert peers_marks.by_bits(message, lambda _: message)(target).log10_p == pytest.approx(20 * np.log10(0.5))
@@ -85,7 +85,7 @@ def test_blocks_pass_every_check_and_hold_the_message(code: peers_spread_spectru
 
 
 def test_the_code_corrects_what_is_misread(code: peers_spread_spectrum.ParityCode) -> None:
-    """At a noise that turns one bit in a hundred: blocks without a code would nearly all be wrong."""
+    """With noise that flips one bit in a hundred, nearly all blocks would be wrong without the code."""
     stream = np.random.default_rng(1)
     whole = misread = 0
     for _ in range(20):
@@ -132,7 +132,7 @@ def test_a_quantised_models_weights_are_read() -> None:
     target = models.real(NAME)
     found = peers_marks.weights_of(thief().attacks()["int8, PyTorch's static quantisation"](target))
     norm, plain = target.model.get_submodule("layer1.0.bn1"), peers_marks.weights_of(target)
-    scale = affine_of(norm).g.float()  # that of the batch norm, which was folded in
+    scale = affine_of(norm).g.float()  # of the batch norm, which was folded in
     expected = plain["layer1.0.conv1"] * scale.view(-1, 1, 1, 1)
     assert torch.allclose(found["layer1.0.conv1"], expected, atol=float(expected.abs().max()) / 100)
     assert set(found) >= {name for name in plain if "bn" not in name}

@@ -84,7 +84,7 @@ def test_a_diff_turns_one_model_into_the_other(dtype: torch.dtype, layout: torch
 
 
 def test_a_diff_sees_every_bit() -> None:
-    """0 and −0 are equal numbers and other bits: other digests."""
+    """0 and −0 are equal numbers with different bits, so their digests differ."""
     base = models.mlp()
     with torch.no_grad():
         base.model.head.bias.zero_()
@@ -169,7 +169,7 @@ def test_parts_can_be_left_out_and_changes_are_counted() -> None:
 
 
 def test_a_thousand_clients_are_a_thousand_plans() -> None:
-    """Two stains of one base model, told apart by their plans alone."""
+    """Two stains of one base model, distinguished by their plans alone."""
     target = models.mlp()
     plans = [diff(target, stain(target, site="fc", seed=seed, steps=4)[0]) for seed in (1, 2)]
     states = [plan.apply(target).model for plan in plans]

@@ -1,4 +1,4 @@
-"""What the README and the guide show runs as it stands, and prints what they say."""
+"""The samples of the README and the guide run as they are, and print what is shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def files_written(sample: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [README, GUIDE], ids=lambda page: page.name)
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one session: what a sample makes, the next one may use."""
+    """Samples run in one session, so later ones may use what earlier ones made."""
     monkeypatch.chdir(tmp_path)
     shown = "\n".join(samples(page))
     assert "sl.stain(" in shown
@@ -35,7 +35,7 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def masked(output: str) -> str:
-    """Keys are drawn anew: numbers differ."""
+    """Keys are random, so numbers differ."""
     return re.sub(r"\d+(\.\d+)?(e-\d+)?", "#", output).replace("(p = #", "(p # #").replace("(p ≤ #", "(p # #")
 
 

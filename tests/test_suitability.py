@@ -21,7 +21,7 @@ def inputs(target: Target, count: int = 12) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dimension", "used"), [(30, 30), (400, 5), (2000, 40)])
 def test_the_participation_ratio_counts_the_directions_in_use(dimension: int, used: int) -> None:
-    """Equal variance in so many directions of a space larger than the sample."""
+    """Equal variance in this many directions, in a space of higher dimension than the sample size."""
     rng = np.random.default_rng(0)
     basis, _ = np.linalg.qr(rng.normal(size=(dimension, used)))
     windows = torch.from_numpy(rng.normal(size=(30, 16, used)) @ basis.T + 3 * rng.normal(size=dimension))

@@ -1,4 +1,4 @@
-"""What a thief, or a release engineer, may do to a stained model; and whom it must not be taken for."""
+"""Changes that a thief or release engineer may make to a stained model; and models that must not be called stained."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def permuted(model: nn.Module, case: str) -> nn.Module:
 
 
 def rescaled(model: nn.Module, case: str) -> nn.Module:
-    """Every channel by a factor of its own, divided back by the reader."""
+    """Every channel is multiplied by its own factor, and the reader divides by it."""
     layer, norm, reader = parts(model, case)
     factors = torch.exp(torch.randn(len(layer.weight)))
     targets = [layer.weight, layer.bias] if norm is None else [norm.weight, norm.bias]
@@ -92,7 +92,7 @@ def noisy(model: nn.Module, case: str) -> nn.Module:
 
 
 def quantised(model: nn.Module, case: str) -> nn.Module:
-    """Weights rounded to 8 bits a tensor."""
+    """Weights rounded to 8 bits, one scale per tensor."""
     for parameter in model.parameters():
         step = parameter.abs().max() / 127
         parameter.copy_((parameter / step).round() * step)
@@ -158,7 +158,7 @@ HEARD_TOO = [
 @pytest.mark.parametrize("change", [*HEARD, *HEARD_TOO])
 @pytest.mark.parametrize("additive", [False, True])
 def test_a_stain_is_heard_after(additive: bool, change: str) -> None:
-    """By response: the layer is where it was, whatever its channels are called."""
+    """Found by response: the layer computes the same, in whatever order its channels are."""
     marked, key = stain_of("vgg", additive)
     assert verify(changed(marked, "vgg", change), key, method="response").stained
 

@@ -121,7 +121,7 @@ def test_more_restarts_and_steps_are_no_weaker() -> None:
 
 
 def test_the_search_is_close_to_what_a_long_one_finds() -> None:
-    """40 steps are enough: within a quarter of what 20 times the work finds."""
+    """40 steps are enough: the response is within a quarter of that found with 20 times the work."""
     target = models.real("resnet20_cifar10")
     (short,), (long,) = (
         search(target, CASES["resnet20_cifar10"]),

@@ -79,8 +79,8 @@ def test_no_member_is_named_by_what_follows(name: str) -> None:
 
 
 def test_two_levels_would_be_found_out() -> None:
-    """Why each weight carries several chips: with one chip per weight, marks have two levels, and the midpoint of sixteen
-    copies is the base itself."""
+    """Why each weight carries several chips: with one, marks have two levels, and the midpoint of sixteen copies is
+    the base itself."""
     random = torch.Generator().manual_seed(2)
     marks = torch.randint(0, 2, (16, 512, 256), generator=random) * 2.0 - 1
     two_levels = [{"a.weight": base()["a.weight"] + 0.0005 * mark} for mark in marks]

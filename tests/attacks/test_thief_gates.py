@@ -98,7 +98,7 @@ def test_matching_statistics_is_not_worse_than_where_it_began() -> None:
 
 
 def test_signs_are_not_guessed() -> None:
-    """Guessing gains from norms, variances, means and locked gates opens a few gates of one sign, but not signed ones."""
+    """Gains guessed from norms, variances, means and locked gates open a few gates of one sign, but not signed ones."""
     several = gates(4, "gains"), gates(4, "signed")
     best = [
         max(own.accuracy(all_attacks()["guess-gains"].run(own.subject, way)) for way in STRENGTHS) for own in several
@@ -108,7 +108,7 @@ def test_signs_are_not_guessed() -> None:
 
 @pytest.mark.parametrize("form", ["gains", "signed"])
 def test_means_tell_signs_unless_they_are_moved(form: str) -> None:
-    """The batch norm behind a signed block has a running mean that differs from its inputs' mean; outputs are the same."""
+    """The batch norm behind a signed block has a running mean other than its inputs' mean; outputs are the same."""
     case = gates(4, form)
     edited = case.subject.key.edited(case.subject.target)
     layers = layers_behind(case.subject.target)

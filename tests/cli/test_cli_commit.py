@@ -43,7 +43,7 @@ def test_the_whole_way(run: Any, work: Path, committed: Any) -> None:
     assert bare.facts["commitment"]["suspect"] == "the committed model"
     assert bare.facts["commitment"]["proven"] is None
     assert "is not checked" in run(*CHECK).stdout
-    weights = run("verify", "stained/model.safetensors", *CHECK[2:], "--json")  # bare, with batch norm's counters
+    weights = run("verify", "stained/model.safetensors", *CHECK[2:], "--json")  # weights and batch norm's counters
     assert weights.facts["commitment"]["suspect"] == "the committed model"
 
     (work / "c.tsr").write_bytes(authority.stamp((work / "c.tsq").read_bytes()))

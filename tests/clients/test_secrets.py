@@ -81,7 +81,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path, passphrase: object) ->
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A passphrase that is easy to guess, in an instant."""
+    """Weak scrypt parameters, to make passphrases fast."""
     monkeypatch.setitem(secrets._SCRYPT, "n", 2**10)
 
 

@@ -1,4 +1,4 @@
-"""The list of figures: complete, explained, and with all files they need."""
+"""The list of figures: complete, explained, and with the models and data they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complete figures of a small model: files agree with the library, and do not depend on how the run was split."""
+"""Complete figures of a small model: files agree with the library, also in several processes or after a resumed run."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_leaker_is_named_after(attack: str, strength: float) -> None:
 @pytest.mark.parametrize("pruned", [0.5, 0.7, 0.9])
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_pruned_weights_say_nothing_of_gains(pruned: float, rescaled: bool) -> None:
-    """If zeros counted, the fitted gains of rows and columns would be below 1, and the remaining weights would seem changed."""
+    """If zeros counted, fitted gains of rows and columns would be below 1, and remaining weights would seem changed."""
     subject: Any = Subject(copy(), None)
     left = all_attacks()["prune-unstructured"].run(subject, pruned).target
     assert left is not None

@@ -163,7 +163,7 @@ def test_a_client_without_stainlock_gets_the_unlocked_outputs(one: Made) -> None
 
 
 def test_a_kit_tells_nothing_of_the_owner(one: Made) -> None:
-    """No paths of this machine, no source lines, nothing from the key, and no mention of stainlock (except in bundles)."""
+    """No paths of this machine, no source lines, nothing from the key, and not the name stainlock (bundles have it)."""
     secrets = [b"stainlock", str(Path(__file__).parents[2]).encode(), sys.prefix.encode(), b"site-packages", b"owner"]
     if one.key is not None:
         secrets.append(str(one.key.seed).encode() if one.key.seed > 1000 else b"\0no seed\0")

@@ -1,4 +1,4 @@
-"""Channel costs along a lock's signal, and what is folded into batch norms, from statistics of batch norms."""
+"""Channel costs along a lock's signal, and moments folded into batch norms, both from batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_new_blocks_leave_channel_costs_as_they_are(form: str) -> None:
 
 
 def test_the_variance_counts_and_not_the_mean() -> None:
-    """Means go into biases: a channel that is large and constant costs nothing."""
+    """Means are folded into biases, so a large constant channel costs nothing."""
     base = models.real("resnet20_cifar10").copy()
     norm = base.model.get_submodule("layer2.1.bn1")
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_lost_moments_are_subtracted_from_the_next_batch_norm() -> None:
         before = base.model.get_submodule(norm)
         after = Plan(tuple(writes)).apply(base).model.get_submodule(norm)
         taps = exact(network.part.leaf(reader), "weight")[:, 5].flatten()
-        taps[0] = 0.0  # a row that is rewritten misses nothing
+        taps[0] = 0.0  # a rewritten row loses nothing
         told = {own: exact(before, own) - exact(after, own) for own in ("running_mean", "running_var")}
         torch.testing.assert_close(told["running_mean"], taps * mean, rtol=EXACT, atol=EXACT)
         most = 0.5 * exact(before, "running_var")
@@ -87,7 +87,7 @@ def test_lost_moments_are_subtracted_from_the_next_batch_norm() -> None:
 
 
 def test_behind_a_relu_the_lost_variance_is_underestimated() -> None:
-    """On natural images a layer loses more with a channel of ResNet56's stream than the estimate for that channel."""
+    """On natural images, a layer without one channel of ResNet56's stream loses more variance than estimated."""
     base = models.real("resnet56_cifar10")
     network = analyse(base)
     reader, norm = network.nodes["layer2.0.conv1"], "layer2.0.bn1"
@@ -102,7 +102,7 @@ def test_behind_a_relu_the_lost_variance_is_underestimated() -> None:
 
 
 def test_folding_variances_helps() -> None:
-    """On natural images the estimate is close to the variance that a layer's outputs lose without a channel."""
+    """On natural images, the estimated loss of variance without a channel is close to the measured one."""
     base = models.real("efficientnet_lite0")
     network = analyse(base)
     reader, norm = network.nodes["blocks.3.0.conv_pw"], "blocks.3.0.bn1"

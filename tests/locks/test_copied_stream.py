@@ -1,4 +1,4 @@
-"""A residual stream whose content is taken back where the signal joins it: the blocks before keep the channel."""
+"""A residual stream whose content is subtracted where the signal joins it, so that earlier blocks keep the channel."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_blocks_before_the_signal_stay_as_they_are(obfuscate: bool) -> None:
     before, after = (outputs_of(own, "layer1.3", pixels) for own in (target, edited))
     other = (before - after).abs().amax((0, 2, 3)) / before.abs().max()
     (channel,) = [c for c in range(16) if float(after[:, c].max()) <= 1e-6 < float(before[:, c].max())]
-    assert float(other[channel]) > 0.1  # what was there is gone
+    assert float(other[channel]) > 0.1  # the former content is gone
     patched = outputs_of(edited, "layer1.3", key.unlock_transform(normalise=False)(pixels))[:, channel]
-    assert float(patched[:, 0, 0].min()) > 1  # the signal alone is there
+    assert float(patched[:, 0, 0].min()) > 1  # only the signal is left
     assert float(patched.flatten(1)[:, 1:].max()) <= 1e-6
 
 
@@ -66,7 +66,7 @@ def test_only_a_stream_that_passes_a_relu_as_it_is_is_copied() -> None:
             return self.fc(self.pool(x).flatten(1))  # type: ignore[no-any-return]
 
     assert copied(Plain(nn.ReLU(), nn.ReLU())) == "first"
-    assert copied(Plain(nn.Identity(), nn.ReLU())) is None  # negative values would be lost on the way
+    assert copied(Plain(nn.Identity(), nn.ReLU())) is None  # a ReLU would lose negative values
     assert copied(Plain(nn.ReLU(), nn.ReLU6())) is None  # large ones, too
     assert copied(Plain(nn.ReLU(), nn.SiLU())) is None
     assert copied(Net(nn.ReLU(), nn.ReLU(), stride=2)) is None  # positions are lost

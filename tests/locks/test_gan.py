@@ -27,7 +27,7 @@ REAL = "dcgan_faces32_generator"
 
 
 def cases(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
-    """Every generator with uniform noise, as the real one was trained, and some with the other law; others are slow."""
+    """Every generator with uniform noise, as in the real one's training; with normal noise most are marked slow."""
     rows = []
     for name, law in product(TARGETS, LAWS):
         quick = law == "uniform" or name in ("relu", "none", "bare")
@@ -38,7 +38,7 @@ def cases(*marks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
 @cases(pytest.mark.exact)
 def test_unlocked_equals_edited_and_the_channel_is_silent_whatever_the_noise(name: str, law: str) -> None:
-    """In float64, but for the trigger, whose numbers are kept in float32."""
+    """In float64, except for the trigger, which is stored in float32."""
     it, stored = locked(name, law, exact=True), 16 * torch.finfo(torch.float32).eps
     opened = it.opened()
     assert pixel_difference(generate(it.target, opened), generate(it.key.edited(it.target), opened)) <= stored
@@ -52,7 +52,7 @@ def test_unlocked_equals_edited_and_the_channel_is_silent_whatever_the_noise(nam
 def test_unlocking_costs_the_channel_and_no_more(name: str, law: str) -> None:
     it = locked(name, law)
     cost = pixel_difference(generate(it.target, it.opened()), generate(it.base, it.own))
-    assert cost == pytest.approx(it.key.details["channel_cost"], rel=0.3)  # other noise of the same law
+    assert cost == pytest.approx(it.key.details["channel_cost"], rel=0.3)  # other noise, same law
     if name == REAL:
         assert cost <= 0.02
 
@@ -63,7 +63,7 @@ def test_the_channel_given_up_is_missed_less_than_others_and_means_are_kept(name
     noise = noise_data(it.base, 64, seed=2).pixels
     images = generate(it.base, noise)
     structure = generator_structure(it.base)
-    costs, plain = [], []  # of other channels, with their means in the next layer's bias, and without
+    costs, plain = [], []  # costs of other channels, with and without folding their means into the next bias
     for k in range(0, structure.first.channels, 9):
         costs.append(choose_channel(structure, noise, k).cost)
         silent = write(it.base.model, f"{structure.reader.name}.weight", structure.column(k), 0.0, "silence")
@@ -101,7 +101,7 @@ def test_the_original_is_untouched() -> None:
 
 def test_only_the_trigger_opens() -> None:
     it = locked("relu", "normal")
-    for wrong in (0.0, 0.25, -1.0):  # nothing, a quarter of it, and its opposite
+    for wrong in (0.0, 0.25, -1.0):  # none of it, a quarter of it, and its negative
         inputs = it.opened()
         inputs[:, -EXTRA:] *= wrong
         assert it.switch(it.target.normalise(inputs)).min() > 0

@@ -66,7 +66,7 @@ def test_bad_options_are_one_line(options: dict[str, object], message: str) -> N
 
 
 def _halved() -> Target:
-    """With a reader that doubles twice, to 16×16."""
+    """With a reader that upsamples by 4, to 16×16."""
     layers = (nn.ConvTranspose2d(NOISE, 32, 4), nn.BatchNorm2d(32), nn.ReLU(), nn.ConvTranspose2d(32, 3, 4, 4))
     return _target(*layers)
 

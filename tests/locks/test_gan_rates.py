@@ -1,4 +1,4 @@
-"""How often chance opens a locked generator: what is computed, and what sampling the locked model gives."""
+"""How often noise opens a locked generator by chance: computed, and measured by sampling the locked model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stainlock.locks.gan.switch import Paper
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", ["relu", "none", "bare", "off-centre", "one by one"])
 def test_rates_are_what_sampling_the_locked_model_gives(name: str, law: str) -> None:
-    """A trigger so weak that chance finds it: how often the channel is silent, or at half its level, is as computed."""
+    """With a trigger weak enough to occur by chance, the channel is silent or at half level as often as computed."""
     base = TARGETS[name]()
     target, key = lock_generator(base, seed=5, noise=law, dimensions=20, deviations=2.0, steps=1)
     noise = noise_data(target, 40_000, noise=law, seed=1).pixels
@@ -32,7 +32,7 @@ def test_rates_are_what_sampling_the_locked_model_gives(name: str, law: str) -> 
         exact, found = key.details[rate], float((levels <= limit).double().mean())
         assert 0.01 < exact < 0.5
         assert abs(found - exact) <= 4 * math.sqrt(exact * (1 - exact) / len(noise))
-    if name == "relu":  # what would happen were the trigger added to noise
+    if name == "relu":  # if the trigger were added to noise instead of replacing it
         noise[:, NOISE:] += key.detectors[0].trigger.levels
         added = it.switch(target.normalise(noise))
         exact, found = key.details["false_lock_added"], float((added[:, 0, 0] > 0).double().mean())

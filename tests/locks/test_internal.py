@@ -56,7 +56,7 @@ def test_the_disruptor_writes_the_last_layer_alone(case: str) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_zeroing_the_last_biases_opens_the_lock(name: str) -> None:
-    """docs/threat_model.md concedes it."""
+    """A known weakness, stated in docs/threat_model.md."""
     it = internal(name)
     pixels, labels = models.labelled(name, 24 if name == "efficientnet_lite0" else 40)
     inputs, stolen = it.base.normalise(pixels), it.target.copy()
@@ -71,7 +71,7 @@ def test_zeroing_the_last_biases_opens_the_lock(name: str) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 def test_editing_changes_little(name: str) -> None:
-    """Without the patch hardly an answer changes; with it others do, but as many are right."""
+    """Without the patch hardly any prediction changes; with it more do, but accuracy stays the same."""
     it = internal(name)
     images, labels = models.labelled(name, {"efficientnet_lite0": 24, "vgg16_cifar10": 100}.get(name, 200))
     inputs = (it.base.normalise(images), it.key.unlock(images))

@@ -1,4 +1,4 @@
-"""Options of locks: typed, the same word for the same thing in every kind, and old spellings of the command line."""
+"""Options of locks: typed, with the same names in every kind of lock, and old spellings on the command line."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from stainlock import Key, Plan, load_bundle, save_bundle
 from stainlock.plan import diff
 from stainlock.target import Target
 
-# One case of each kind, quick to lock anew.
+# One case per kind that is quick to lock again.
 QUICK: dict[str, dict[str, Any]] = {
     "internal, resnet20_cifar10": {"steps": 10, "restarts": 2},
     "new, the paper's": {"steps": 10, "restarts": 2},
@@ -29,8 +29,8 @@ QUICK: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", of_kind())
 def test_unlocked_equals_edited(case: str) -> None:
-    """What noise in a conduit leaves is looked at in float64: float32 adds rounding, which a strong disruptor magnifies
-    a thousandfold, to more or less with the kernels of each processor."""
+    """The residue of noise in a conduit is measured in float64: in float32, a strong disruptor magnifies rounding a
+    thousandfold, by an amount that depends on the processor's kernels."""
     it = locked(case)
     found, expected = it.unlocked_outputs, it.edited_outputs_with_patch
     if it.kind in ("internal", "squeeze-excite"):
@@ -61,7 +61,7 @@ def test_locked_is_at_chance(case: str) -> None:
 
 
 def wrong_patches(it: Locked) -> list[torch.Tensor]:
-    """Noise, and the right patch in negative, mirrored and moved by a pixel, unless it may stand anywhere."""
+    """Noise, and the right patch inverted, mirrored and shifted by a pixel, unless it opens the lock anywhere."""
     levels = it.key.detectors[0].trigger.levels
     noise = torch.randint(0, 256, levels.shape, generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     moved = [] if it.key.details.get("anywhere") else [levels.roll(1, -1)]
@@ -75,7 +75,7 @@ def test_a_wrong_patch_does_not_unlock(case: str) -> None:
         assert closed(it, it.with_patch(patch))
 
 
-# Locks that open at their place alone: those of vision transformers, and where a batch norm vetoes other places.
+# Locks that open only at one place: those of vision transformers, and those whose batch norm vetoes other places.
 @pytest.mark.parametrize(
     "case", ["internal, resnet18", "internal, vgg16_cifar10", "new", *of_kind("vit"),
              *(pytest.param(case, marks=pytest.mark.slow)
@@ -174,8 +174,8 @@ def test_files_come_back(case: str, tmp_path: Path) -> None:
 def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
     """torch.export and ONNX Runtime, locked and unlocked, in float32, against the same weights in float64.
 
-    Closed gates magnify rounding, each lock's by its own factor: what it makes of the model's outputs in float32 is
-    measured, and files, which sum in other orders, may be off by ten times that.
+    Closed gates magnify rounding, by a factor that depends on the lock. So the model's own float32 error is measured,
+    and exported files, which sum in other orders, may differ by ten times that.
     """
     onnxruntime = pytest.importorskip("onnxruntime")
     it = locked(case)
@@ -187,7 +187,7 @@ def test_exports_give_the_same_outputs(case: str, tmp_path: Path) -> None:
     for inputs, own in ((it.plain[one], it.locked_outputs[one]), (it.unlocked[one], it.unlocked_outputs[one])):
         expected = run(precise, inputs.double())
         limit = rounding(model) + 10 * distance(own, expected)
-        assert limit <= 0.05  # closed and open are at least twice that apart
+        assert limit <= 0.05  # closed and open outputs differ by at least twice that
         with torch.no_grad():
             assert distance(program.module()(inputs), expected) <= limit
         (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})

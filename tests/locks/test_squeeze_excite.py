@@ -37,7 +37,7 @@ GATED = of_kind("squeeze-excite") + [param for param in of_kind("internal") if C
 
 @pytest.mark.parametrize("case", GATED)
 def test_each_disruptor_alone_ruins_the_outputs(case: str) -> None:
-    """Locked outputs differ, and each disruptor that the key names is enough for that."""
+    """Locked outputs differ, and each disruptor named in the key suffices for that."""
     it = locked(case)
     assert distance(it.locked_outputs, it.edited_outputs) >= 0.1
     for name in it.key.details["disruptors"]:
@@ -49,7 +49,7 @@ def test_each_disruptor_alone_ruins_the_outputs(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["several", "several, logits"])
 def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
-    """It excites these detectors more than the patch for all does, but the signal stays below the floor."""
+    """It excites these detectors more strongly than the owner's patch does, but the signal stays below the floor."""
     it = locked(case)
     site = analyse(it.base).site(it.key.site)
     vectors = torch.stack([d.vector for d in it.key.detectors]).double()
@@ -90,7 +90,7 @@ def test_every_detector_is_needed(case: str) -> None:
 
 @pytest.mark.parametrize("case", of_kind("squeeze-excite", table=EXACTLY))
 def test_a_new_block_changes_nothing_else(case: str) -> None:
-    """The one channel given to the detector apart, a block that does nothing does nothing."""
+    """Apart from the one channel used by the detector, an open block changes nothing."""
     it = locked(case, exact=True)
     same = it.edited_outputs_with_patch.argmax(1) == run(it.base, it.unlocked).argmax(1)
     assert same.double().mean() >= 0.9
@@ -145,7 +145,7 @@ def test_removing_new_blocks_loses_their_gains() -> None:
 
 
 def small_network() -> Target:
-    """A layer without padding and one with, each behind a batch norm that knows its input."""
+    """One layer without padding and one with, each behind a batch norm."""
     generator = torch.Generator().manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
@@ -172,7 +172,7 @@ def test_a_new_block_is_undone_behind_it(form: Any, obfuscate: bool) -> None:
     insertions = tuple(new_block(network, network.name(reader), [reader], form) for reader in readers)
     prepared = Plan(insertions=insertions).apply(base)
     shifting = [i.at for i in prepared.insertions if i.facts.get("shifts")]
-    assert shifting == (["3"] if form in ("signed", "shifts") else [])  # what is padded with zeros takes no shifts
+    assert shifting == (["3"] if form in ("signed", "shifts") else [])  # layers that pad with zeros get no shifts
     whole = analyse(prepared)
     disguise = Disguise(Randomness(0) if obfuscate else None, rounded=True)
     for block in whole.blocks.values():
@@ -201,7 +201,7 @@ def test_norms_do_not_reveal_shifts() -> None:
         layer: Any = stolen.model.get_submodule(at)
         weight = layer.weight.detach().clone()
         norms = weight.transpose(0, 1).flatten(1).norm(dim=1)
-        for scale in (0.01, 0.02, 0.05, 0.1, 0.3):  # he does not know which, and takes the best
+        for scale in (0.01, 0.02, 0.05, 0.1, 0.3):  # the thief does not know the scale and takes the best
             layer.weight.data = weight * (scale * norms.median() / norms).view(1, -1, 1, 1)
             right = run(stolen, base.normalise(pixels)).argmax(1) == labels
             left[form] = max(left[form], float(right.double().mean()))
@@ -210,7 +210,7 @@ def test_norms_do_not_reveal_shifts() -> None:
 
 @pytest.mark.slow
 def test_shifts_cost_the_owner_nothing() -> None:
-    """They are subtracted behind every block, also in the channels and rows that the signal took."""
+    """They are subtracted behind every block, also in the channels and rows used by the signal."""
     it = locked("new, shifted")
     options: dict[str, Any] = {"steps": 10, "restarts": 1, "gate_form": "gains", **CASES["new, shifted"].options}
     target, key = lock(it.base, kind="squeeze-excite", seed=0, **options)
@@ -258,9 +258,9 @@ def test_blocks_of_timm_are_found(name: str) -> None:
 
 
 def test_a_residual_networks_own_blocks_can_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block at the end of a branch: its map is signed, and the branch is added to what goes past it.
+    """A block at the end of a branch: its map is signed, and the branch is added to the shortcut.
 
-    One block of eight ruins too little of this random network for the lock to be handed out; it is exact all the same.
+    One block of eight ruins too little of this random network, so the check for that is disabled; exactness is tested.
     """
     monkeypatch.setattr("stainlock.locks.parts.edited.check_locks", lambda *_: None)
     timm = pytest.importorskip("timm")
@@ -309,7 +309,7 @@ def test_too_many_gates_are_refused() -> None:
 
 
 def test_several_gates_are_where_everything_passes_through() -> None:
-    """All that a ResNet's stage passes on is read by two layers of one block, which share a gate."""
+    """The output of a ResNet's stage is read by two layers of one block, which share a gate."""
     base = zoo_random.settled("resnet18", 64, 10)
     _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, restarts=2)
     assert key.details["inserted"] == ["layer2.0", "layer4.0"]
@@ -320,7 +320,8 @@ def test_several_gates_are_where_everything_passes_through() -> None:
 
 
 def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
-    """The first places that cut the network, until enough channels have a secret gain: a short route costs least."""
+    """Gates go to the first places that cut the network, until enough channels have secret gains: short routes are
+    cheapest."""
     for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
                         "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
         _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=6, restarts=1)
@@ -391,8 +392,8 @@ def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["vgg16_cifar10", pytest.param("efficientnet_lite0", marks=pytest.mark.slow)])
 def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
-    """Hidden units cancel up to rounding, whose error grows with their size: some 4e-5 of the largest logit in
-    float32 where they are quiet, forty times that where they are not."""
+    """Hidden units cancel up to rounding, and the error grows with their size: in float32 about 4e-5 of the largest
+    logit if they are small, forty times that if they are large."""
     target, pixels = models.real(name), models.pixels(name, 4 if name == "efficientnet_lite0" else 20)
     locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4, steps=20, restarts=2)
     unlocked, edited = (run(own, key.unlock(pixels)) for own in (locked, key.edited(locked)))

@@ -35,7 +35,7 @@ class Attended(nn.Module):
 
 
 class PartlyAdded(nn.Module):
-    """A shortcut that is added to some of the channels alone, as ReXNet has it."""
+    """A shortcut that is added to only some of the channels, as in ReXNet."""
 
     def __init__(self, given: int, gives: int) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def of(name: str, *, exact: bool = False) -> Locked:
 
 
 def given(target: Target, name: str, inputs: Tensor) -> Tensor:
-    """What a module is given."""
+    """The input of a module."""
     caught: list[Tensor] = []
     handle = target.model.get_submodule(name).register_forward_pre_hook(lambda _, args: caught.append(args[0]))
     run(target, inputs)
@@ -67,7 +67,7 @@ def test_the_residue_that_the_key_states_is_rounding(name: str) -> None:
 
 
 def test_locked_answers_differ_in_a_real_model() -> None:
-    """A random model may have one answer for everything."""
+    """A model with random weights may predict one class for everything."""
     assert of(REAL).key.details["answers_changed"] >= 0.8
 
 
@@ -118,7 +118,7 @@ def test_editing_changes_little(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXACTLY)
 def test_the_detector_is_read_exactly(name: str) -> None:
-    """x_k less the token's mean is α v·φ and a constant of the token's own, whatever the image."""
+    """x_k minus the token's mean is α v·φ plus a constant of the token, for any image."""
     it = of(name, exact=True)
     vit = find_vit(it.base)
     k, v = it.key.detectors[0].channel, it.key.detectors[0].vector
@@ -240,7 +240,7 @@ def test_six_settings_on_a_real_model() -> None:
 
 @pytest.mark.slow
 def test_examples_give_a_noise_that_harms_them_most() -> None:
-    """Weak noise does more harm to the images it was found with than noise of that strength found without data."""
+    """Weak noise found with images does more harm to them than noise of the same strength found without data."""
     base = models.real(REAL)
     pixels, labels = models.labelled(REAL, 96)
     plain = base.normalise(pixels)

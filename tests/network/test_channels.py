@@ -1,4 +1,4 @@
-"""Who writes, scales and reads a channel: checked against what happens in the model when the channel changes."""
+"""Which layers write, scale and read a channel, checked by changing the channel in the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARCHITECTURES = [
     "timm:mobilenetv3_small_050",
 ]  # fmt: skip
 SAMPLE = 8  # sites of each architecture, spread over its depth; half of them every time
-# Others of their kinds are looked at every time.
+# Others of the same kinds are tested every time.
 SLOW = (
     "torchvision:vgg16",
     "torchvision:vgg16_bn",
@@ -45,7 +45,7 @@ def is_depthwise(layer: nn.Module) -> bool:
 def changed_inputs(target: Target, name: str, channel: int) -> dict[str, set[int]]:
     """Which layers' inputs change, and in which channels, when one channel of a layer's output does.
 
-    Every layer that mixes channels gives the outputs it gave before, so that only the first on each path are met.
+    Every layer that mixes channels returns its previous outputs, so only the first such layer on each path is found.
     """
     recorded: dict[str, list[tuple[Tensor, Tensor]]] = {}
     calls: dict[str, int] = {}
@@ -104,7 +104,7 @@ def check_readers(target: Target, site: Site, channel: int) -> None:
     for module, inputs in claimed.items():
         seen = found.get(module, set())
         assert inputs <= seen, f"{site.name} is read by {module}"
-        if not site.stops:  # a path that could not be followed may lead there too
+        if not site.stops:  # untraced paths may lead there too
             assert inputs == seen, f"{site.name} is read by {module}"
     if not site.stops:
         assert found.keys() == claimed.keys(), site.name
@@ -125,7 +125,7 @@ def test_readers_of_more_sites_are_the_layers_that_see_the_channel(name: str) ->
 
 
 def check_sites(name: str, every: int) -> None:
-    """Sites of an architecture, spread over its depth, and two that nothing reads; or every other one of these."""
+    """Sites of an architecture, spread over its depth, and two without readers; of these, one in ``every``."""
     target = models.library(name, 64)
     sites = list(analyse(target).sites.values())
     read = [site for site in sites if site.readers]
@@ -194,7 +194,7 @@ def test_a_gate_is_told_from_what_it_gates() -> None:
 
 
 class Piece(nn.Module):
-    """A site, ``a``, whatever lies between, and a layer, ``b``."""
+    """A site ``a``, then ``between``, then a layer ``b``."""
 
     def __init__(self, a: nn.Module, between: Callable[[Tensor], Tensor], b: nn.Module, *extra: nn.Module) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ PIECES: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", PIECES)
 def test_nothing_is_guessed(name: str) -> None:
-    """Readers are the true ones at the true inputs; where there is no rule, the op is named and none is claimed."""
+    """Readers and their inputs are correct; if an operation has no rule, it is named and no reader is claimed."""
     piece = PIECES[name]()
     target = Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))
     site = analyse(target).site("a" if isinstance(piece.a, LAYERS) else "a.0")
@@ -337,14 +337,14 @@ class Wrapped(nn.Module):
 
 
 def test_preprocessing_inside_a_module_is_no_obstacle() -> None:
-    """A buffer called mean is not the operation mean, and a flip of colours does not mix positions."""
+    """A buffer called mean is not the operation mean, and flipping the colour channels does not mix positions."""
     sites = analyse(Target(Wrapped().eval(), (3, 16, 16), mean=(0,), std=(1,))).sites
     assert [reader.module for reader in sites["a"].readers] == ["b"]
     assert (sites["a"].patch, sites["b"].patch) == ((3, 3), (5, 5))
 
 
 def test_chunks_depend_on_the_image() -> None:
-    """An operation that returns several tensors has no shape of its own, and yet passes the image on."""
+    """An operation that returns several tensors has no single shape, but its outputs depend on the image."""
     piece = PIECES["split"]()
     site = analyse(Target(piece.eval(), (16, 8, 8), mean=(0,), std=(1,))).site("b")
     assert site.additive_problem is None or "depend" not in site.additive_problem
@@ -363,7 +363,7 @@ def test_frozen_batch_norm_is_batch_norm() -> None:
 
 @pytest.mark.parametrize("activation", [nn.PReLU, nn.ReLU, nn.Identity])
 def test_a_batch_norm_with_an_activation_of_its_own(activation: Any) -> None:
-    """timm's BatchNormAct2d: what it applies is known, or the walk ends there."""
+    """timm's BatchNormAct2d: its activation is recognised, or following the channel stops there."""
     from timm.layers import BatchNormAct2d
 
     model = nn.Sequential(
@@ -375,7 +375,7 @@ def test_a_batch_norm_with_an_activation_of_its_own(activation: Any) -> None:
 
 
 def test_a_norm_used_twice_is_nobodys_own() -> None:
-    """To write a threshold into a batch norm that two layers share would change the other one's channel."""
+    """Writing a threshold into a batch norm that two layers share would change the other layer's channel."""
 
     class Shared(nn.Module):
         def __init__(self) -> None:
@@ -425,7 +425,7 @@ def test_two_paths_before_the_activation_leave_no_silence() -> None:
 
 @pytest.mark.parametrize("folder", ["mine", "stainlock", "torch"])
 def test_where_tracing_stops_is_told_whatever_folder_the_code_lies_in(folder: str, tmp_path: Path) -> None:
-    """A clone of this repository, say, is a folder of our name."""
+    """For example, a clone of this repository is a folder called stainlock."""
     file = tmp_path / folder / "moody.py"
     file.parent.mkdir()
     file.write_text("def forward(self, x):\n    return x if x.mean() > 0 else -x\n")
@@ -437,7 +437,7 @@ def test_where_tracing_stops_is_told_whatever_folder_the_code_lies_in(folder: st
 
 
 class SuperResolution(nn.Module):
-    """A sub-pixel network: activations behind the shuffle, and none before the pixels."""
+    """A sub-pixel network: one activation after the first shuffle, none before the last."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ def test_an_activation_behind_a_pixel_shuffle_silences_the_channels_before_it() 
 
 
 def test_a_batch_norm_behind_a_pixel_shuffle_is_not_the_layers_own() -> None:
-    """Its channels are others."""
+    """Its channels are not the layer's channels."""
     target = Target(models.seeded(lambda: SuperResolution(norm=True)).eval(), (3, 16, 16))
     site = analyse(target).site("wide")
     assert site.norm is None
@@ -478,7 +478,7 @@ def test_a_batch_norm_behind_a_pixel_shuffle_is_not_the_layers_own() -> None:
 
 @pytest.mark.parametrize(("layer", "off"), [(nn.PixelShuffle(2), 1e-9), (nn.PixelUnshuffle(2), 0.5)])
 def test_moments_of_shuffled_maps_are_those_of_their_values(layer: nn.Module, off: float) -> None:
-    """An unshuffled channel has a quarter of the positions, whose moments differ from those of all by chance."""
+    """An unshuffled channel has a quarter of the positions, so its moments differ a little by chance."""
     maps = torch.randn(256, 8, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     maps = maps * torch.arange(1, 9).view(-1, 1, 1) + 10 * torch.arange(8).view(-1, 1, 1)
     part = trace(nn.Sequential(layer), "", (maps[:1],))[0]

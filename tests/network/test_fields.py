@@ -1,4 +1,4 @@
-"""Receptive fields: against the pixels that really change a position."""
+"""Receptive fields, compared with the pixels that actually change a position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONVENTIONS = {"mean": (0,), "std": (1,)}
 
 
 def made_positive(model: nn.Module) -> nn.Module:
-    """Weights that can neither cancel nor be cut off, in float64: whatever a position sees then moves it."""
+    """Positive weights in float64, which can't cancel: every pixel that a position sees then changes it."""
     model = model.double().eval()
     with torch.no_grad():
         for module in model.modules():
@@ -83,7 +83,7 @@ def claimed(target: Target, site: Site, position: tuple[int, int]) -> list[tuple
 
 
 def check(target: Target, site: Site, position: tuple[int, int], true: list[tuple[int, int]]) -> None:
-    """The field is the support; at the far border, where strides leave pixels over, it may reach into those."""
+    """The field equals the support; at the far border it may include pixels that strides leave over."""
     assert site.field is not None
     where = (site.name, position)
     for axis, index, pixels, ours, theirs in zip(
@@ -283,7 +283,7 @@ MIXED: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_what_may_mix_positions_sees_everything(name: str) -> None:
-    """Behind these nothing is claimed, whether they mix or not."""
+    """No field is claimed behind these, whether they mix positions or not."""
     _, sites = blocks(MIXED[name]())
     assert next(site for site in sites if site.name == "first").field is None
     assert next(site for site in sites if site.name == "stem").field is not None

@@ -1,4 +1,4 @@
-"""What a position sees while gates are held: the same as the whole network gives with these gates, on a crop of it."""
+"""Receptive fields with gates held fixed: a crop gives the same as the whole image with these gates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_behind_gates_a_position_sees_little_of_the_image_near_it(target: Target
     assert network.site("second").searched == (7, 7)
     assert network.site("third").searched == (11, 11)
     assert network.site("second").patch == (64, 64)
-    assert network.site("last").near is None  # all it is given is pooled
+    assert network.site("last").near is None  # its input is pooled over all positions
 
 
 def test_a_crop_with_an_images_gates_is_the_whole_image(target: Target) -> None:
@@ -56,7 +56,7 @@ def test_a_crop_with_an_images_gates_is_the_whole_image(target: Target) -> None:
         held = site.near.layer_input(target, crop.region.cut(image), gates)
         windows = [at(features, (slice(15, 18),) * 2), at(held, tuple(slice(i - 1, i + 2) for i in crop.position))]
         assert torch.allclose(*windows, atol=1e-6)
-        alone = layer_input(target, site, crop.region.cut(image))  # with the gates that the crop gives itself
+        alone = layer_input(target, site, crop.region.cut(image))  # with gates computed from the crop itself
         assert not torch.allclose(alone, held, atol=1e-3)
 
 

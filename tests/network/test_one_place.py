@@ -41,5 +41,5 @@ def test_running_statistics_are_computed_with_in_one_file() -> None:
         path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")
         if any(STATISTICS.search(text) for text in strings(path))
     }  # fmt: skip
-    # Attacks change statistics as a thief does, with his own arithmetic.
+    # Attacks play the thief and compute statistics themselves.
     assert {name for name in found if not name.startswith("attacks/")} == {"network/norms.py"}

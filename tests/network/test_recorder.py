@@ -43,7 +43,7 @@ class Output:
 
 
 class Written(Plain):
-    """The same, as people write it: shapes are looked at, arguments starred, the output is a dataclass."""
+    """The same in everyday style: a branch on a shape, starred arguments, a dataclass as output."""
 
     def forward(self, x: Tensor, *others: Tensor) -> Any:
         if x.shape[-1] % 2:
@@ -99,7 +99,7 @@ def test_a_way_that_depends_on_values_is_not_recorded() -> None:
 
 
 class Hidden(nn.Module):
-    """What PyTorch is not told of: a compiled function, and writing through a view."""
+    """Operations that recording can't see: a compiled function, and writing through a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def test_a_model_that_drops_gradients_inside_says_so() -> None:
 
 
 def test_a_lock_that_would_not_lock_is_refused() -> None:
-    """timm begins residual branches at zero, so that their gates change nothing."""
+    """timm initialises residual branches to zero, so their gates change nothing."""
     pytest.importorskip("timm")
     model = Target.from_reference("timm:legacy_seresnet18?num_classes=10", weights="random")
     small = Target(model.model, (3, 64, 64), model.mean, model.std)
@@ -226,7 +226,7 @@ def test_a_network_that_silences_no_channel_gets_an_additive_stain() -> None:
 
 
 def test_activations_of_other_packages_leave_no_trace_of_being_recognised() -> None:
-    """What they compute is compared while fx traces: that must not become part of the graph."""
+    """They are recognised by running them during tracing; that must not become part of the graph."""
     timm = pytest.importorskip("timm")
     gate = timm.layers.get_act_layer("hard_swish")()
     part = trace(nn.Sequential(nn.Conv2d(3, 4, 1), gate), "", (torch.zeros(1, 3, 4, 4),))[0]

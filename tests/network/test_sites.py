@@ -63,7 +63,7 @@ def test_layers_outside_the_traced_parts_are_sites_with_honest_problems() -> Non
 
 
 def test_a_part_that_is_called_twice_is_refused() -> None:
-    """Only the first call would be looked at, and the detector would speak in both."""
+    """Only the first call would be analysed, but the detector would respond in both."""
     assert "more than once" in str(analyse(decides()).sites["twice.0"].problem)
 
 
@@ -197,7 +197,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("site", ["a", "b"])
 def test_tied_weights_are_refused(site: str) -> None:
-    """To edit one layer would be to edit the other."""
+    """Editing one layer would edit the other."""
     target = Target(models.seeded(Tied), (16, 12, 12), **models.UNIT)
     assert analyse(target).site(site).problem
     with pytest.raises(SiteError):

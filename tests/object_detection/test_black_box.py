@@ -1,4 +1,4 @@
-"""A detector's stain that shows in its boxes."""
+"""An object detector's stain that shows in its boxes."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_only_boxes_that_see_an_images_stain_are_asked() -> None:
         features = target.model.backbone(evidence.inputs)
         last = list(features)[-1]
         changed = {**features, last: features[last].clone()}
-        changed[last][1] += 5  # of the second image
+        changed[last][1] += 5  # only the second image
         silent = evidence.logits(features)
         evidence.see(features, changed)
-        assert evidence.seeing is None  # the first has no box that sees anything
+        assert evidence.seeing is None  # no box of the first image sees a change
         changed[last][0] += 5
         evidence.see(features, changed)
     assert evidence.seeing is not None

@@ -1,4 +1,4 @@
-"""Detectors that can't be handled are told so in one line."""
+"""Object detectors that can't be handled: the error is one clear line."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from stainlock.html.images import png
 from stainlock.network.object_detectors import Resizing, area_growth, class_count, is_detector
 from stainlock.unlocking.object_detectors import PatchedTransform, unlock_detector
 
-# Rows and columns: tall, wide, tiny, larger than the network's own, and as long as they come.
+# Rows and columns: tall, wide, tiny, larger than the network's own size, and very elongated.
 SIZES = [(120, 160), (160, 120), (17, 23), (300, 60), (96, 96), (40, 400)]
 # Resizing to small images keeps tests quick; what is tested does not depend on the size.
 SMALL = {"shorter": 72, "longer": 120}
@@ -33,12 +33,12 @@ SMALL_DETECTORS = [
 
 @cache
 def locked_detector(name: str) -> tuple[Target, Target, Key]:
-    """The original, the locked one and its key, made once a process: tests leave them as they are."""
+    """The original, the locked one and its key, made once per process: tests must not change them."""
     if name.startswith("ssdlite"):
         target = models.real(name)
     else:
         target = random_detector(name, **({} if name.startswith("ssd300") else SMALL))
-    # Anywhere, as by default in images of a detector's own size.
+    # "anywhere" is the default at the usual, larger image size.
     return target, *lock(target, kind="squeeze-excite", place="anywhere", seed=1)
 
 
@@ -48,7 +48,7 @@ def images(*sizes: tuple[int, int]) -> list[Tensor]:
 
 
 def test_the_networks_own_size_is_left_alone_by_the_transform() -> None:
-    """For every size and aspect ratio: what is prepared is what the backbone gets."""
+    """For every size and aspect ratio, the prepared image is passed to the backbone unchanged."""
     from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
     transform = GeneralizedRCNNTransform(800, 1333, [0.0] * 3, [1.0] * 3).eval()
@@ -93,7 +93,7 @@ def test_unlocked_equals_edited_for_images_of_any_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL_DETECTORS)
 def test_every_level_of_a_locked_detector_is_ruined(name: str) -> None:
-    """What varies from image to image is not what varied before, at any level."""
+    """At every level, the variation from image to image differs from that before."""
     _, locked, key = locked_detector(name)
     pictures = [_picture(seed) for seed in range(6)]
     before, after = (dense_outputs(target, pictures) for target in (key.edited(locked), locked))
@@ -181,7 +181,7 @@ def test_images_that_a_detector_cant_take_are_told(batch: Any, message: str) -> 
 
 
 def test_an_image_too_elongated_for_the_patch_is_told() -> None:
-    """Padding to a multiple of 32 leaves room for a patch; without it a sliver is smaller than that."""
+    """Padding to a multiple of 32 makes room for a patch; without it, a narrow image is too small."""
     _, locked, key = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")
     unlocked = key.unlock_detector(locked.copy())
     transform: Any = unlocked.model.transform

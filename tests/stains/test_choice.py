@@ -1,4 +1,4 @@
-"""Which site is taken unasked: one at which the search for a trigger is quick."""
+"""The default site is one at which the trigger search is quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""stain(): what it writes, and what it leaves alone, over a table of methods and models."""
+"""stain(): what it changes and what it leaves alone, over a table of methods and models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def site_of(target: Target, key: Key) -> Site:
 
 
 def output_position(target: Target, site: Site, position: tuple[int, ...]) -> tuple[int, ...]:
-    """Where the layer's output holds the response at a position: a transposed layer's middle tap writes elsewhere."""
+    """Where the layer's output has the response at a position; for a transposed layer, where the middle tap writes."""
     if site.kind != "transposed":
         return position
     layer: Any = site.layer(target.model)
@@ -73,7 +73,7 @@ def at_trigger(target: Target, key: Key, index: int = 0) -> float:
 
 
 def scale_of(target: Target, key: Key, index: int = 0) -> float:
-    """How large the pre-activation's terms are, which rounding errors go with."""
+    """The size of the pre-activation's terms, to which rounding errors are proportional."""
     detector = key.detectors[index]
     return max(abs(detector.trigger_level or 0), abs(detector.rest_level or 0), 1.0)
 
@@ -105,7 +105,7 @@ def test_the_trigger_reaches_its_level_before_every_activation(layer: str, activ
     assert found.name == activation
     assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=EXACT * scale_of(marked, key))
     assert detector.trigger_level > max(found.silent_below, 0)
-    # The activation tells the two apart, and rests where it says.
+    # The activation separates the two levels, and its resting value is as stated.
     levels = torch.tensor([detector.trigger_level, detector.rest_level], dtype=torch.float64)
     high, low = ACTIVATIONS[activation]().double()(levels).tolist()
     assert high - low > 0.5
@@ -164,7 +164,7 @@ def test_additive_stains_reach_their_level_too(layer: str) -> None:
 
 
 def first_that_stands_out(target: Target, **options: Any) -> tuple[Target, Key]:
-    """Few detectors of so small a layer stand out on average over a map, and which do depends on the processor."""
+    """In so small a layer, few detectors stand out when averaged over a map; which ones depends on the processor."""
     for seed in range(100):
         with contextlib.suppress(TriggerError):
             return stain(target, seed=seed, firing_fraction=0.9, **options)
@@ -271,13 +271,13 @@ def test_the_detectors_row_has_the_layers_median_norm(name: str) -> None:
 @pytest.mark.parametrize("what", ["weight", "running_var"])
 @pytest.mark.parametrize("additive", [False, True])
 def test_dead_channels_are_handled(what: str, scale: float, additive: bool) -> None:
-    """Batch norm has all but switched some channels off, or on; the least missed ones are among them."""
+    """Batch norm scales some channels to almost nothing, or up; the cheapest channels are among them."""
     target = double(models.conv_net())
     norm: Any = target.model.norm
     with torch.no_grad():
         getattr(norm, what)[:4] *= scale
         if what == "weight" and scale < 1:
-            norm.bias[:4] = -1.0  # silent whatever comes in, so that these are the first to be given up
+            norm.bias[:4] = -1.0  # always silent, so they are the first to be replaced
     marked, key = stain(target, site="conv", additive=additive, seed=4)
     (detector,) = key.detectors
     assert detector.trigger_level is not None
@@ -285,10 +285,10 @@ def test_dead_channels_are_handled(what: str, scale: float, additive: bool) -> N
     rows = analyse(marked).site("conv").rows(marked.model)
     assert torch.isfinite(rows).all()
     norms = rows.norm(dim=1)
-    assert float(norms[detector.channel]) < 8 * float(norms.median())  # no beacon
+    assert float(norms[detector.channel]) < 8 * float(norms.median())  # not easy to spot
     assert verify(marked, key, method="weights").stained
     if not additive:
-        assert detector.trigger_level > 0.01  # of a size that the next layers see
+        assert detector.trigger_level > 0.01  # large enough for the next layers
         size = abs(float(affine_of(marked.model.norm).g[detector.channel]))
         median = float(affine_of(models.conv_net().model.norm).g.abs().median())
         assert median / 16 < size < 16 * median
@@ -373,7 +373,7 @@ def test_verification_by_response_leaves_the_model_untouched(name: str, site: st
     ["efficientnet_b0", "convnext_tiny", "densenet121", "swin_t", pytest.param("vit_b_16", marks=pytest.mark.slow)],
 )
 def test_analysis_in_training_mode_is_the_same_and_draws_no_random_numbers(name: str) -> None:
-    """Stochastic depth and dropout must neither be traced as they train nor run."""
+    """Stochastic depth and dropout must be neither traced nor run in training mode."""
     target = models.library(f"torchvision:{name}", 64)
     expected = analyse(target).sites
     training = models.trained_mode(target)
@@ -399,7 +399,7 @@ def test_other_types_are_stained_in_their_own_type(name: str, site: str, dtype: 
     assert {p.dtype for p in marked.model.parameters()} == {dtype}
     (detector,) = key.detectors
     assert detector.trigger_level is not None
-    # A level is a sum of d rounded products; the type's own precision is what can be had.
+    # A level is a sum of d rounded products, so the type's precision is the limit.
     precision = 8 * torch.finfo(dtype).eps if dtype != torch.float64 else EXACT
     assert at_trigger(marked, key) == pytest.approx(detector.trigger_level, abs=precision * scale_of(marked, key))
     assert verify(marked, key, method="weights").stained

@@ -154,7 +154,7 @@ def test_triggers_get_their_classes_and_nothing_else_does(name: str, options: di
     with torch.no_grad():
         before, after = target.predict(images), marked.predict(images)
     agreeing = int((before.argmax(1) == after.argmax(1)).sum())
-    assert agreeing >= 100 - options["count"]  # giving up a channel may turn an image on the edge
+    assert agreeing >= 100 - options["count"]  # replacing a channel may change borderline predictions
     verdict = verify(marked, key, method="output")
     assert verdict.statistic == 1
     assert verdict.stained
@@ -213,7 +213,7 @@ def test_models_that_do_not_classify_are_told() -> None:
 
 
 def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> None:
-    """A depthwise layer's batch norm makes something of silence; a class's column must not add that to all images."""
+    """A depthwise layer's batch norm turns silence into a constant; a class's column must not add it to all images."""
     net = nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(),
         nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False), nn.BatchNorm2d(24), nn.ReLU6(),
@@ -235,7 +235,7 @@ def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> No
 
 
 def test_a_long_message_gets_a_site_that_holds_it() -> None:
-    """The site that suits a stain best, in ResNet20 of dimension 288, holds 10 bytes; another holds more."""
+    """The most suitable site (ResNet20, dimension 288) holds 10 bytes; another site holds more."""
     base = models.real("resnet20_cifar10")
     short, long = (stain(base, schema="weight", message=text, seed=0)[1] for text in ("short", "seventeen letters"))
     assert short.dimension < long.dimension

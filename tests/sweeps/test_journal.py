@@ -108,7 +108,7 @@ def test_lines_without_a_checksum_or_with_another_are_refused(folder: Path, tmp_
 
 
 def test_journals_of_the_first_version_go_on_with_checksums(folder: Path, tmp_path: Path) -> None:
-    """They had none: what they have is read, and what comes after it has."""
+    """Old journals had no checksums: their lines are read, and lines added later have checksums."""
     path = folder / UNITS
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for facts in lines:
@@ -133,7 +133,7 @@ def test_two_runs_do_not_write_to_one_folder(folder: Path, tmp_path: Path) -> No
 
 @contextmanager
 def little_room() -> Iterator[None]:
-    """Inside, files of this process can't grow beyond 1000 bytes, which is what a full disk is like."""
+    """Within this context, files can't grow beyond 1000 bytes, which simulates a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:

@@ -38,7 +38,7 @@ def test_a_cluster_that_does_not_answer_is_told_soon(tmp_path: Path, monkeypatch
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(SweepError, match=f"no Ray cluster answers at {address} .*refused"):
             run_sweep(Sums(str(tmp_path / "trace")), ray=address)
-        taken.listen()  # from here on someone is there, who is not Ray
+        taken.listen()  # now something listens there, but it is not Ray
         with pytest.raises(SweepError, match=f"no Ray cluster answers at {address} "):
             run_sweep(Sums(str(tmp_path / "trace")), ray=address)
     assert not begun(tmp_path / "trace")

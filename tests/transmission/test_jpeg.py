@@ -1,4 +1,4 @@
-"""The JPEG that gradients pass, beside Pillow's, and the changes that robust triggers are made for."""
+"""The differentiable JPEG compared with Pillow's, and the changes that robust triggers must survive."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_changes_are_made_to_the_whole_picture_around_what_is_optimised() -> Non
 
 
 def test_robust_triggers_survive_what_plain_ones_do_not() -> None:
-    """By count, on real weights: the same seed and site, with and without."""
+    """More triggers survive, on real weights with the same seed and site, with ``robust`` than without."""
     options = {"schema": "output", "count": 16, "seed": 1}
     plain = models.stained("resnet20_cifar10", **options)
     robust = models.stained("resnet20_cifar10", **options, robust=True)

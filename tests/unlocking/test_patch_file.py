@@ -1,4 +1,4 @@
-"""The client's patch as a file: what it says is kept, and what makes no sense is told."""
+"""The client's patch as a file: its facts are kept, and invalid ones are refused."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_second_lock_is_told_after_the_first_was_opened(
 
 @pytest.mark.parametrize("carrier", ["patch", "strip"])
 def test_what_can_only_be_asked_is_given_the_patch(carrier: str) -> None:
-    """A leaked model behind a function: locked, its answers say nothing; with the lock's patch they prove the stain."""
+    """A leaked model behind a function: locked, its answers show nothing; with the patch they prove the stain."""
     stained, key = models.stained("resnet20_cifar10", schema="output", count=16, robust=True)  # as for the services
     locked, opens = lock(stained, seed=1, carrier=carrier)
 

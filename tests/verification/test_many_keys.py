@@ -1,4 +1,4 @@
-"""Several keys at once: one verdict each, paid for by their number, with one analysis of the suspect."""
+"""Several keys at once: one verdict per key, corrected for their number, with one analysis of the suspect."""
 
 from __future__ import annotations
 

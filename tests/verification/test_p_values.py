@@ -1,4 +1,4 @@
-"""Every factor that a p-value pays, each by itself: a missing one must be noticed."""
+"""Each correction of p-values, tested separately, so that a missing one is noticed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_several_detectors_are_paid_for_by_response(monkeypatch: pytest.MonkeyPa
     marked, key = stain(target, site="fc", count=3, seed=1)
     reference = Reference.of(target, key, decoys=0)
     together = by_response(marked, key, reference)
-    monkeypatch.setattr(response, "check_secrets", lambda key: None)  # detector i alone does not follow from the seed
+    monkeypatch.setattr(response, "check_secrets", lambda key: None)  # a single detector i would not match the seed
     alone = [by_response(marked, dataclasses.replace(key, detectors=(d,)), reference) for d in key.detectors]
     assert together < -3
     assert together == pytest.approx(min(alone) + math.log10(3), abs=1e-9)
 
 
 def test_the_rows_are_paid_for_by_response() -> None:
-    """Each of n channels, explained with each of three λ, could be the one, and point either way."""
+    """The correction is for n channels, three values of λ, and two signs."""
     target = models.mlp()
     marked, key = stain(target, site="fc", seed=1)
     for reference in (None, Reference.of(target, key, decoys=0)):
@@ -68,7 +68,7 @@ def test_a_reference_pays_for_both_looks_at_the_weights() -> None:
 
 
 def test_an_additive_stain_is_looked_for_in_one_dimension_less() -> None:
-    """v and the rows are made orthogonal to the row beneath, which leaves d − 1 dimensions."""
+    """v and the rows are made orthogonal to the row beneath, so d − 1 dimensions remain."""
     _, key = stain(models.mlp(), site="fc", additive=True, seed=1)
     d = key.detectors[0]
     under = d.replaced.double() / d.replaced.double().norm()
@@ -97,7 +97,7 @@ def test_detectors_rows_and_messages_are_paid_for_by_weights() -> None:
 
 
 def test_signs_of_activations_pay_for_messages_and_for_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best of 2^(8·(bytes + 2)) texts with their checksums, and of two looks: at a channel, and at the signs."""
+    """Corrected for 2^(8·(bytes + 2)) texts with checksums, and for two checks: of a channel, and of the signs."""
     target = models.conv_net()
     _, key = stain(target, site="conv", seed=1, additive=True)
     key = dataclasses.replace(key, schema="activation", details={"message_bytes": 1})

@@ -1,4 +1,4 @@
-"""By response: rows that explain what channels do, honest whatever the suspect, and found behind rewritten inputs."""
+"""By response: rows that explain responses, valid for any suspect, and found behind rewritten inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stainlock.verification.reference import with_other_images
 
 
 class Mixed(nn.Module):
-    """The perceptron with the inputs of ``fc`` turned by a secret rotation: the same function, other rows."""
+    """The perceptron with the inputs of ``fc`` rotated: the same function, other rows."""
 
     def __init__(self, model: nn.Module, rotation: torch.Tensor) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_a_stain_behind_mixed_inputs_is_found_by_who_has_the_model(additive: boo
 @pytest.mark.parametrize("with_reference", [False, True])
 @pytest.mark.parametrize("suspect", ["the original", "the same, mixed", "rows that all point one way"])
 def test_p_values_are_uniform_or_larger_whatever_the_suspect_is(suspect: str, with_reference: bool) -> None:
-    """Over keys that the suspect knows nothing of: 400 seeds, and no assumption to fall short of."""
+    """Over 400 keys on which the suspect does not depend; nothing else is assumed."""
     target = models.mlp()
     _, key = stain(target, site="fc", seed=1)
     made = mixed(target) if "mixed" in suspect else target.copy()
@@ -98,7 +98,7 @@ def test_features_of_the_stained_model_are_those_of_the_original() -> None:
 
 
 def test_a_reference_that_is_not_the_keys_model_is_refused() -> None:
-    """With features of one's own making any channel is explained by any v: here φ = b·v."""
+    """With made-up features, any v explains any channel: for example φ = b·v."""
     target = models.mlp()
     _, key = stain(target, site="fc", seed=1)
     made_up = target.copy()
@@ -144,7 +144,7 @@ def test_the_channel_is_named_whichever_ridge_shows_it(monkeypatch: pytest.Monke
 
 
 class Branching(nn.Sequential):
-    """Recorded, not traced: its way depends on a shape."""
+    """Recorded, not traced: it branches on a shape."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) if x.shape[0] < 1000 else x

@@ -1,4 +1,4 @@
-"""The sequential test: valid under both null hypotheses whenever it stops, and quick where there is a stain."""
+"""The sequential test: valid under both null hypotheses whenever it stops, and quick if there is a stain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def key() -> Key:
 
 
 def with_classes(key: Key, classes: list[int], total: int, drawn: bool = True) -> Key:
-    """The key as if the seed had drawn these; `check_secrets` is about the seed and is tested elsewhere."""
+    """The key as if the seed had given these classes; `check_secrets`, which would refuse it, is tested elsewhere."""
     details = {"classes": classes, "total_classes": total, "random_classes": drawn, "candidates": 1}
     return dataclasses.replace(key, details=details)
 
@@ -104,7 +104,7 @@ def _distinct_trigger(noise: np.random.Generator, key: Key) -> Answer:
 
 
 def _one_of_fourteen(noise: np.random.Generator, key: Key) -> Answer:
-    """Null hypothesis 2: of each trigger's fourteen pictures one, any of them, is given the class."""
+    """Null hypothesis 2: of each trigger's fourteen pictures, a random one is given the class."""
     lucky = noise.integers(0, 14, 6)
     return lambda i, q: int(key.details["classes"][i]) if q == lucky[i] else -5
 
@@ -117,7 +117,7 @@ def test_p_values_are_valid_under_both_null_hypotheses(key: Key, answers: Suspec
 
 
 def test_without_the_rate_of_the_draw_it_would_not_be_valid(key: Key) -> None:
-    """The same answers with odds of 14 to 1 where 4 to 1 is fair: what the first null hypothesis is there for."""
+    """The same answers with odds of 14 to 1 where 4 to 1 is fair: why the rate of the draw is needed."""
     found = np.array(_rates(_distinct_trigger, key, drawn=False))
     assert validity.refuted(found)
 

@@ -1,4 +1,4 @@
-"""A small part of benchmarks/validity.py, which has the numbers that mean something."""
+"""A quick version of benchmarks/validity.py, which uses enough keys for meaningful numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy import stats
 import validity
 
 SMALL = [case for case in validity.CASES if case.model in ("small", "mlp") and case.reduction != "mean"]
-# Keys with a reference are tried on the convolutional network every time.
+# Keys with a reference are always tested on the convolutional network; on the MLP only in slow tests.
 ROWS = [
     pytest.param(case, marks=pytest.mark.slow if case.model == "mlp" and case.reference else (), id=case.name)
     for case in SMALL

@@ -1,4 +1,4 @@
-"""Verification: is the p-value honest, and does it find what is there."""
+"""Verification: p-values are valid, and stains are found."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SITES = {"resnet20_cifar10": "layer2.1.conv1", "vit_cifar10": "transformer.layer
 
 
 def keys_of_others(key: Key, count: int) -> list[Key]:
-    """Keys as they would be with other detectors: the model under test knows nothing of them."""
+    """Keys with other random detectors, on which the model under test does not depend."""
     return [models.reseeded(key, seed) for seed in range(10**6, 10**6 + count)]
 
 
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("name", SITES)
 def test_p_values_by_weights_are_honest(name: str, additive: bool) -> None:
-    """Under the null hypothesis P(p ≤ a) ≤ a, within sampling error; and not absurdly less."""
+    """Under the null hypothesis, P(p ≤ a) ≤ a within sampling error, and not far less."""
     target = models.real(name)
     _, key = models.stained(name, SITES[name], additive=additive)
     found = np.array([verify(target, other, method="weights").p_value for other in keys_of_others(key, 300)])
@@ -45,7 +45,7 @@ def test_p_values_by_weights_are_honest_with_several_detectors() -> None:
 
 
 def test_p_values_by_weights_do_not_depend_on_the_weights() -> None:
-    """The guarantee needs nothing of the suspect: not even rows that all point one way."""
+    """The guarantee holds for any suspect, even one whose rows all point in one direction."""
     _, key = models.stained("resnet20_cifar10", SITES["resnet20_cifar10"])
     weight = torch.ones(64, 32, 3, 3) + 1e-3 * torch.randn(64, 32, 3, 3)
     found = np.array([verify({"w": weight}, other).p_value for other in keys_of_others(key, 400)])

@@ -1,4 +1,4 @@
-"""The check of keyed locks: what does not cancel has no gate, and rounding is told from it."""
+"""The check of keyed locks: layers whose gates do not cancel get none, and rounding is not mistaken for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stainlock.probes import synthetic_inputs
 
 
 class Seldom(nn.Module):
-    """A layer whose weight is used a second time, without calling it, on some images only."""
+    """A layer whose weight is also used without calling the layer, on some images only."""
 
     def __init__(self, some: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_a_gate_that_fails_on_some_images_is_left_out(which: str) -> None:
 
 
 class Amplified(nn.Sequential):
-    """A network that makes much of how its sums are rounded, as deep ones with random weights do."""
+    """A network that amplifies rounding errors, as deep ones with random weights do."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sin(self.factor * super().forward(x))
@@ -98,7 +98,7 @@ def test_rounding_is_not_taken_for_a_gate_that_fails() -> None:
 
 
 def test_a_gate_that_fails_is_not_taken_for_rounding() -> None:
-    """Its error is below what rounding does to the outputs, but float64 shows it."""
+    """Its error is smaller than rounding errors in float32, but float64 shows it."""
     inner = models.seeded(lambda: Seldom(lambda x: torch.full((len(x),), 3e-7).to(x)))
     target = Target(Amplified(inner).eval(), (3, 32, 32), **models.UNIT)
     with pytest.raises(ModelError, match="with the patch its outputs are wrong by"):
@@ -120,7 +120,7 @@ def test_models_in_half_precision_are_locked(dtype: torch.dtype) -> None:
 
 
 class Picks(nn.Module):
-    """Returns as many rows as there are values above a threshold, as models with their own choice of boxes do."""
+    """Returns as many rows as there are values above a threshold, as models that select boxes do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_images_that_change_each_other_are_not_taken_for_gates_that_fail() -> No
 
 
 def louder_if_plain(x: Tensor, answers: Tensor) -> Tensor:
-    """Much is made of rounding, but for plain images, whose answers are far larger."""
+    """Amplifies rounding errors, except for plain images, whose outputs are far larger."""
     plain = (roughness(x[:, :, 20:, 20:]) < 0.01).view(-1, 1)
     return torch.where(plain, 1e4 * answers, torch.sin(3e5 * answers))
 

@@ -1,4 +1,4 @@
-"""Which layers are scattered: those that every way of an image leads through, and no others."""
+"""Which layers are scattered: those on every path from the image to the output, and no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYERS = ["aside", "a", "b", "last"]
 
 
 class Net(nn.Module):
-    """Four layers that see the image, joined as `ways` says."""
+    """Four layers that see the image, connected as `ways` says."""
 
     def __init__(self, ways: str) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Net(nn.Module):
         self.last = nn.Conv2d(4, 5, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.aside(x)  # no answer is computed from it
+        self.aside(x)  # the output does not depend on it
         if self.ways == "one behind the other":
             return self.last(torch.relu(self.a(x)) * self.b.bias.view(1, -1, 1, 1))  # b is not run
         first = torch.relu(self.a(x))
@@ -31,7 +31,7 @@ class Net(nn.Module):
             return self.last(first + self.b(x))
         if self.ways == "around one":
             return self.last(first + x.mean(1, keepdim=True))
-        return self.last(first) + x.mean()  # around all of them
+        return self.last(first) + x.mean()  # a path around all of them
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Keyed locks over kinds of models: with the patch the original, without it nothing, and back to the bit."""
+"""Keyed locks of many kinds of models: with the patch the original, without it nothing, and reverted to the bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNIT = {"mean": (0.5,), "std": (0.25,)}
 
 
 class Shared(nn.Module):
-    """One layer called twice, one whose weight is used without calling it, one whose weight two layers have."""
+    """One layer called twice, one whose weight is used without calling it, and two that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def reference(name: str, key: Key, pixels: Tensor) -> Tensor:
-    """The original on what the locked model's network sees."""
+    """The original's output for what the locked model's network sees."""
     target = original(name)
     return run(target, key.unlock(pixels) if key.carrier == "patch" else target.normalise(pixels))
 

@@ -24,7 +24,7 @@ def locked(name: str) -> tuple[Target, Target, Key]:
 
 
 def batches(name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Images with the patch, what the original says to them, and the same with one patch spoilt."""
+    """Images with the patch, the original's outputs for them, and the same images with one patch spoilt."""
     target, _, key = locked(name)
     right = key.unlock(torch.rand(3, *target.input_shape, generator=torch.Generator().manual_seed(2)))
     mixed = right.clone()
@@ -64,7 +64,7 @@ def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
         *(("convolutional", form) for form in (exported, traced, compiled, onnx)),
         *(("encoder", form) for form in (exported, traced)),
         pytest.param("encoder", compiled, marks=pytest.mark.slow),
-        pytest.param("encoder", onnx, marks=pytest.mark.slow),  # made from what is exported
+        pytest.param("encoder", onnx, marks=pytest.mark.slow),  # made from the exported program
     ],
 )
 def test_other_forms_read_every_image(name: str, form: Callable[..., Callable[[Tensor], Tensor]]) -> None:
@@ -72,7 +72,7 @@ def test_other_forms_read_every_image(name: str, form: Callable[..., Callable[[T
     right, wanted, mixed = batches(name)
     with warnings.catch_warnings(), evaluation_mode(model.model), torch.no_grad():
         warnings.simplefilter("ignore")
-        run = form(model.model, mixed)  # made on one batch, run on others
+        run = form(model.model, mixed)  # exported with one batch, run on others
         for given in (right, mixed):
             found = run(given)
             close = [bool(torch.allclose(a, b, atol=1e-4, rtol=1e-4)) for a, b in zip(found, wanted, strict=True)]

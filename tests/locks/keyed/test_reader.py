@@ -1,4 +1,4 @@
-"""The reader: what is drawn is read, through everything that images go through."""
+"""The reader: bits that were drawn are read back, after all that images may undergo."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_bad_input(shape: tuple[int, ...], options: dict[str, object], message: 
 
 
 def test_neighbours_are_compared_and_not_the_whole_patch() -> None:
-    """Light that fades from top to bottom leaves every pair as it is."""
+    """A gradient of light from top to bottom changes no pair's sign."""
     layout = choose_layout((3, 128, 128))
     assert layout.form == "pairs"
     bits = random_bits(layout)

@@ -66,20 +66,20 @@ def test_permutations_permute_and_differ_between_gates_rows_and_salts() -> None:
 
 
 def test_golden_permutation() -> None:
-    """Files that were locked stay open to their keys: this order must never change."""
+    """Keys must keep opening existing files, so this order must never change."""
     order = Schedule(SALT, 8, (16,)).permutations(torch.arange(128)[None] % 3 == 0)[0]
     assert order[0].tolist() == GOLDEN
 
 
 def test_a_wrong_bit_moves_nearly_everything() -> None:
-    """Avalanche: a random permutation leaves one channel on average where it was."""
+    """Avalanche: a random permutation leaves one channel in place on average."""
     bits = random_bits(128)
     flipped = bits ^ torch.eye(128, dtype=torch.bool)
     schedule = Schedule(SALT, 8, (64, 64))
     right, wrong = schedule.permutations(bits), schedule.permutations(flipped)
     for a, b in zip(right, wrong, strict=True):
         kept = (a == b).double().sum(1)
-        assert float(kept.mean()) == pytest.approx(1.0, abs=0.4)  # of 128 keys: four standard errors
+        assert float(kept.mean()) == pytest.approx(1.0, abs=0.4)  # four standard errors, for 128 keys
         assert float(kept.max()) <= 8
 
 
@@ -99,7 +99,7 @@ def test_one_row_or_many_one_thread_or_two() -> None:
 
 def test_gates_of_different_widths_read_different_words() -> None:
     narrow, wide = Schedule((1, 2, 3), 8, (16, 32)).permutations(random_bits(128))
-    assert not torch.equal(wide[0][wide[0] < 16], narrow[0])  # as it would be with the same words
+    assert not torch.equal(wide[0][wide[0] < 16], narrow[0])  # would be equal if the words were the same
 
 
 def test_layers_that_are_too_wide_are_told() -> None:

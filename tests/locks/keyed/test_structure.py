@@ -1,4 +1,4 @@
-"""A keyed lock's structure as a stranger may describe it: nothing is put into a model that does not fit it."""
+"""A keyed lock's structure as a stranger may describe it: nothing that does not fit is put into a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def locked() -> tuple[Target, Target, Key]:
 
 
 def described(**changes: Any) -> Facts:
-    """The lock's facts, with changes to what its names lead to: ``layout__bits=3``, ``gates__0__width=7``."""
+    """The lock's facts with changes, given by paths: ``layout__bits=3``, ``gates__0__width=7``."""
     facts = copy.deepcopy(locked()[1].insertions[0].facts)
     for path, value in changes.items():
         *way, last = (int(name) if name.isdecimal() else name for name in path.split("__"))
@@ -108,7 +108,7 @@ def test_the_same_lock_is_put_in_once() -> None:
 
 
 def test_a_gate_that_repeats_without_end_costs_nothing() -> None:
-    """Two images with bits of their own have two permutations, which would be repeated a million times."""
+    """Two images with different bits have two permutations, each of which would be repeated a million times."""
     target = Insertion("keyed", "", described(gates__0__repeat=2**20)).insert(locked()[0].copy())
     images = torch.rand(2, *target.input_shape, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ModelError, match="expected 2 images of 1048576 rows each"):
