@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -244,10 +245,14 @@ def latency_table(name: str, batches: list[int], repeats: int) -> None:
     target = build(name)
     pixels = torch.rand(max(batches), *target.input_shape, generator=torch.Generator().manual_seed(0))
     models, given = {"original": target}, target.normalise(pixels)
-    for gates in ("usual", "all"):
-        models[gates], key = lock_keyed(target, gates=gates, seed=0)
+    variants: dict[str, dict[str, Any]] = {
+        "usual": {}, "all gates": {"gates": "all"}, "all scattered": {"scatter": "all"},
+    }  # fmt: skip
+    for variant, settings in variants.items():
+        models[variant], key = lock_keyed(target, seed=0, **settings)
         given = key.unlock(pixels)  # one seed, one patch
-    print(f"\n{name}\n\n| runtime | batch | original, ms | usual | all gates |\n|---|---|---|---|---|", flush=True)
+    titles = ["runtime", "batch", "original, ms", *variants]
+    print(f"\n{name}\n\n| {' | '.join(titles)} |\n|{'---|' * len(titles)}", flush=True)
     for batch in batches:
         runs = {gates: _torch_run(model, given[:batch]) for gates, model in models.items()}
         _print_times("PyTorch", batch, runs, repeats)

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=250, help="of fine-tuning (250)")
     parser.add_argument("--starts", type=int, default=30, help="of match-covariance in part gates (30)")
     parser.add_argument("--widest", type=int, default=4096, help="parts gates and weights: most channels of a gate")
-    parser.add_argument("--scatter", default="first", choices=("first", "none"), help="of the locks (first)")
+    parser.add_argument("--scatter", default="first", choices=("first", "all", "none"), help="of the locks (first)")
     parser.add_argument("--attacks", nargs="*", default=[*BLIND, *WITH_IMAGES, *TRAINED], help="of part attacks")
     parser.add_argument("--quick", action="store_true", help="ResNet20, one key, few images and steps")
     options = parser.parse_args(arguments)

@@ -303,6 +303,20 @@ def test_matching_weights_undoes_a_gate_between_layers_that_are_alike() -> None:
     assert not torch.equal(stolen.model.get_parameter("2.weight"), target.model.get_parameter("2.weight"))
 
 
+def test_scattering_all_layers_leaves_no_rows_to_match() -> None:
+    target = alike_network()
+    gated, key = lock_keyed(target, seed=1, scatter="all")
+    structure = Structure.of(gated)
+    assert structure is not None
+    assert [gate.layer for gate in scattered(structure)] == ["0", "2", "4", "8"]
+    with pytest.raises(NotApplicable, match="no gate of at most 256 channels"):
+        matched_weights(gated)
+    pixels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted, found = (own(key.unlock(pixels)) for own in (target, gated))
+    assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
+
+
 def test_matching_weights_says_where_no_writer_is_known() -> None:
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     gated, _ = lock_keyed(Target(model, (3, 32, 32)), seed=1)

@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {
     **{f"vit, {name}": Case("vit", name) for name in vit_models.MODELS},
     **{f"gan, {name}": Case("gan", name) for name in ("relu", "none", "one by one", "dcgan_faces32_generator")},
     **{f"keyed, {name}": Case("keyed", name) for name in ("convolutional", "encoder", "resnet20_cifar10")},
+    "keyed, all scattered": Case("keyed", "resnet20_cifar10", {"scatter": "all"}),
 }  # fmt: skip
 # Locks tested in float64, where unlocked must equal edited up to rounding: those without noise to hide the signal.
 EXACTLY: dict[str, Case] = {

@@ -62,9 +62,9 @@ def _keyed_options(verb: Any) -> Any:
         ),
         click.option(
             "--scatter",
-            metavar="first|none|NAME,NAME",
-            help="Keyed lock only: layers whose weights are scattered: the first ones that see the image, none, or by"
-            " name.  [default: first]",
+            metavar="first|all|none|NAME,NAME",
+            help="Keyed lock only: layers whose weights are scattered: the first ones that see the image, all of up to"
+            " a million weights (stronger, and slower to run), none, or by name.  [default: first]",
         ),
         click.option("--rounds", type=int, help="Keyed lock only: rounds of ChaCha, 8, 12 or 20.  [default: 8]"),
     ]
@@ -201,7 +201,7 @@ def command(
     options = {name: value for name, value in settings.items() if value is not None}
     if "gates" in options:
         options["gates"] = _gates(options["gates"], kind)
-    if "scatter" in options and options["scatter"] not in ("first", "none"):
+    if "scatter" in options and options["scatter"] not in ("first", "all", "none"):
         options["scatter"] = options["scatter"].split(",")
     if kind != "keyed":
         _check_trigger_file(trigger, kind == "gan")

@@ -11,7 +11,7 @@ import threading
 import torch
 from torch import Tensor
 
-from stainlock.gating.schedule import Schedule
+from stainlock.gating.schedule import Schedule, row_orders
 
 # Number of locks whose latest permutations a thread caches.
 _KEPT = 4
@@ -23,6 +23,7 @@ class Orders:
     def __init__(self, orders: list[Tensor]) -> None:
         self.orders = orders
         self._inverses: dict[int, Tensor] = {}
+        self._rows: dict[int, Tensor] = {}
 
     def inverse(self, gate: int) -> Tensor:
         """The inverse ``(C,)`` of a permutation that all images share."""
@@ -30,6 +31,13 @@ class Orders:
             with torch.inference_mode(False), torch.no_grad():
                 self._inverses[gate] = self.orders[gate][0].argsort()
         return self._inverses[gate]
+
+    def rows(self, gate: int, count: int) -> Tensor:
+        """``(N, count, columns)``: the order of the weights in each row of a scattered layer."""
+        if gate not in self._rows:
+            with torch.inference_mode(False), torch.no_grad():
+                self._rows[gate] = row_orders(self.orders[gate], count)
+        return self._rows[gate]
 
 
 class _Frames(threading.local):

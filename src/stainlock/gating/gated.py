@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from stainlock.errors import ModelError
 from stainlock.gating.frames import is_traced
-from stainlock.gating.schedule import row_orders
 
 GateForm = Literal["order", "scatter"]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -100,9 +99,8 @@ def permuted(x: Tensor, order: Tensor, gated: Gated) -> Tensor:
     return x.gather(-1, order.view(shape).expand_as(x))
 
 
-def gathered(weight: Tensor, pools: Tensor) -> Tensor:
+def gathered(weight: Tensor, orders: Tensor) -> Tensor:
     """The weights of a scattered layer in their original order, for each image: ``(N, *weight.shape)``."""
-    orders = row_orders(pools, len(weight))
     images = orders.shape[0]  # not len(), which would turn a symbolic size into a number
     return weight.flatten(1).expand(images, -1, -1).gather(-1, orders).view(images, *weight.shape)
 

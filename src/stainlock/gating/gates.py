@@ -20,7 +20,7 @@ from stainlock.gating.frames import FRAMES, Orders, is_traced
 from stainlock.gating.gated import Gated, gathered, permuted, with_own_weights
 from stainlock.gating.own_weights import Reordered, Scattered, columns_are_fewer
 from stainlock.gating.reader import Layout
-from stainlock.gating.schedule import Schedule
+from stainlock.gating.schedule import Schedule, row_orders
 
 
 class Reader:
@@ -122,8 +122,10 @@ class ScatterGate(Gate):
     after the layer then computes the output with the right weights, and the layer's own output is not used."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        pools, (x, *others) = self.orders().orders[self.number], args
-        return None if is_traced() else (Scattered.of(x, pools), *others)
+        if is_traced():
+            return None
+        x, *others = args
+        return (Scattered.of(x, self.orders().rows(self.number, self.gated.rows)), *others)
 
 
 class ScatterResult(Gate):
@@ -133,7 +135,8 @@ class ScatterResult(Gate):
         if not is_traced():
             return output
         weight = module.get_parameter(self.gated.parameter)
-        return with_own_weights(module, args[0], gathered(weight, self.orders().orders[self.number]))
+        orders = row_orders(self.orders().orders[self.number], self.gated.rows)
+        return with_own_weights(module, args[0], gathered(weight, orders))
 
 
 class AttentionGate(Gate):

@@ -38,7 +38,9 @@ def by_scattered(
 ) -> Tensor:
     """The output of a scattered layer; ``settings``: stride, padding, dilation and groups of a convolution."""
     multiply: Any = {2: F.linear, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
-    return by_own_weights(multiply, x, weight, Gate(lock, number, gated).orders().orders[number], bias, *settings)
+    return by_own_weights(
+        multiply, x, weight, Gate(lock, number, gated).orders().rows(number, gated.rows), bias, *settings
+    )
 
 
 class _Around(nn.Module):

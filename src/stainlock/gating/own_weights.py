@@ -57,12 +57,12 @@ def columns_are_fewer(layer: nn.Module, x: Tensor) -> bool:
 class Scattered(Tensor):
     """``x``, for a scattered layer: it is multiplied by W, put in order by one key for all images or one per image."""
 
-    pools: Tensor
+    orders: Tensor
 
     @staticmethod
-    def of(x: Tensor, pools: Tensor) -> Scattered:
+    def of(x: Tensor, orders: Tensor) -> Scattered:
         own = x.as_subclass(Scattered)
-        own.pools = pools
+        own.orders = orders
         return own
 
     @classmethod
@@ -70,18 +70,18 @@ class Scattered(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in (F.conv2d, F.conv3d, F.linear) and isinstance(args[0], Scattered):
                 x, weight, *others = args
-                return by_own_weights(func, x.as_subclass(Tensor), weight, x.pools, *others, **(kwargs or {}))
+                return by_own_weights(func, x.as_subclass(Tensor), weight, x.orders, *others, **(kwargs or {}))
             args, kwargs = tree_map_only(Scattered, lambda own: own.as_subclass(Tensor), (args, kwargs or {}))
             return func(*args, **kwargs)
 
 
 def by_own_weights(
-    multiply: Callable[..., Tensor], images: Tensor, weight: Tensor, pools: Tensor, *others: Any, **options: Any
+    multiply: Callable[..., Tensor], images: Tensor, weight: Tensor, orders: Tensor, *others: Any, **options: Any
 ) -> Tensor:
     """The output of a scattered layer for images that share one key, or have one each."""
-    parts = images.split(1) if len(pools) > 1 else (images,)
+    parts = images.split(1) if len(orders) > 1 else (images,)
     found = [
         multiply(part, gathered(weight, own)[0], *others, **options)
-        for part, own in zip(parts, pools.split(1), strict=True)
+        for part, own in zip(parts, orders.split(1), strict=True)
     ]
     return torch.cat(found) if len(found) > 1 else found[0]

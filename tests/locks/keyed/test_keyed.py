@@ -276,7 +276,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
         (models.conv_net, {"rounds": 10}, "expected 8, 12, 20 rounds"),
         (models.conv_net, {"gates": 99}, "a number up to"),
         (models.conv_net, {"gates": "many"}, "expected gates usual, all, spread"),
-        (models.conv_net, {"scatter": "many"}, "expected scatter first, none or different names of layers"),
+        (models.conv_net, {"scatter": "many"}, "expected scatter first, all, none or different names of layers"),
         (models.conv_net, {"scatter": ["nothing"]}, "nothing can't be scattered"),
         (lambda: small_library("mobilenet_v2"), {"gates": ["features.1.conv.0.0"]}, "it is a grouped convolution"),
         (lambda: small_library("mobilenet_v2"), {"gates": ["features.1.conv.0.1"]}, "it is a BatchNorm2d"),

@@ -19,8 +19,8 @@ from stainlock.target import evaluation_mode
 
 @cache
 def locked(name: str) -> tuple[Target, Target, Key]:
-    target = models.conv_net() if name == "convolutional" else models.encoder_net()
-    return target, *sl.lock(target, seed=11, gates=2)
+    target = models.encoder_net() if name == "encoder" else models.conv_net()
+    return target, *sl.lock(target, seed=11, gates=2, scatter="all" if name == "scattered" else "first")
 
 
 def batches(name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,6 +63,9 @@ def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
     [
         *(("convolutional", form) for form in (exported, traced, compiled, onnx)),
         *(("encoder", form) for form in (exported, traced)),
+        ("scattered", exported),
+        pytest.param("scattered", compiled, marks=pytest.mark.slow),
+        pytest.param("scattered", onnx, marks=pytest.mark.slow),
         pytest.param("encoder", compiled, marks=pytest.mark.slow),
         pytest.param("encoder", onnx, marks=pytest.mark.slow),  # made from the exported program
     ],

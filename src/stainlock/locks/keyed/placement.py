@@ -59,7 +59,7 @@ def place_gates(
     target: Target, gates: str | int | Sequence[str] = "usual", scatter: str | Sequence[str] = "first"
 ) -> list[Gated]:
     """The layers to gate: ``usual``, ``all``, ``spread``, a number of them spread evenly, or those named; then the
-    layers to scatter: those that come ``first``, ``none``, or those named."""
+    layers to scatter: those that come ``first``, ``all`` that can be, ``none``, or those named."""
     found = candidates(target)
     scattered = _to_scatter(target, found, scatter)
     taken = {gated.layer for gated in scattered}
@@ -98,12 +98,14 @@ def _to_scatter(target: Target, found: list[Candidate], scatter: str | Sequence[
         gated = scattered_layer(candidate.gated, target.model.get_submodule(candidate.gated.layer))
         if gated is not None and gated.width >= _SHORTEST_ROW and gated.rows * gated.width <= _MOST_SCATTERED:
             possible[candidate.gated.layer] = gated
-    if scatter == "none" or (scatter == "first" and not possible):
+    if scatter == "none" or (scatter in ("first", "all") and not possible):
         return []
+    if scatter == "all":
+        return list(possible.values())
     if scatter == "first":
         return [possible[name] for name in cut(target, list(possible))]
     if isinstance(scatter, str) or not scatter or len(set(scatter)) != len(scatter):
-        raise ValueError(f"expected scatter first, none or different names of layers, got {scatter!r}")
+        raise ValueError(f"expected scatter first, all, none or different names of layers, got {scatter!r}")
     for name in scatter:
         if name not in possible:
             raise ValueError(
