@@ -245,7 +245,7 @@ def test_altered_rows_are_refused_and_those_of_the_first_version_taken_up(
     second = json.loads(lines[1])
     for wrong, message in (
         (second | {"performance": 1.0}, "its checksum does not match"),
-        ({name: value for name, value in second.items() if name != "checksum"}, "has no checksum, as those before"),
+        ({name: value for name, value in second.items() if name != "checksum"}, "has no checksum, unlike those before"),
     ):
         (tmp_path / ROWS).write_text(f"{lines[0]}\n{json.dumps(wrong)}\n")
         with pytest.raises(FileError, match=f"rows.jsonl line 2 is not a row of results .*{message}"):

@@ -14,7 +14,7 @@ def test_the_strongest_box_is_the_answer() -> None:
     box = {"scores": torch.tensor([0.2, 0.9]), "labels": torch.tensor([3, 7])}
     none = {"scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.long)}
     assert strongest_labels([box, none]).tolist() == [7, NOTHING]
-    with pytest.raises(ValueError, match="expected a detector's list"):
+    with pytest.raises(ValueError, match="expected boxes, scores and labels for each image"):
         strongest_labels(torch.zeros(2, 5))
 
 

@@ -22,6 +22,8 @@ Values = dict[str, Tensor | float]
 PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 # The running variance given to a silent channel, in units of ε.
 _FAINT = 0.01
+# Variances that `without_statistics` writes: fp16, which some runtimes compute in, can represent them.
+_LEAST_SCALE, _VARIANCES = 1e-12, (1e-4, 1e4)
 # A scale or variance below this multiple of the layer's median, or above the inverse multiple, is not typical.
 _ODD = 1 / 8
 
@@ -170,11 +172,23 @@ def moved_mean(norm: nn.Module, deviations: Tensor) -> Values:
 
 
 def without_statistics(norm: nn.Module) -> Values:
-    """The same function with μ = 0 and σ² = 1 − ε, so that γ' = g and β' = h. Empty if the norm has no γ or β."""
+    """The same function g·y + h with μ = 0, and σ² and γ that follow from g alone. Empty if the norm has no γ or β.
+
+    γ gets one size for all channels, the median of |g|, as far as σ² can make up for it. With σ² the same for all
+    channels, γ would be g, which a few silent channels make huge: noise relative to γ's spread would ruin the others.
+    """
     if not (has(norm, "weight") and has(norm, "bias")):
         return {}
-    affine = affine_of(norm)
-    return {"running_mean": 0.0, "running_var": 1.0 - epsilon(norm), "weight": affine.g, "bias": affine.h}
+    affine, eps = affine_of(norm), epsilon(norm)
+    size = affine.g.abs()
+    typical = size.median().clamp(min=_LEAST_SCALE)
+    variance = ((typical / size.clamp(min=_LEAST_SCALE)).square() - eps).clamp(*_VARIANCES)
+    return {
+        "running_mean": 0.0,
+        "running_var": variance,
+        "weight": affine.g * (variance + eps).sqrt(),
+        "bias": affine.h,
+    }
 
 
 def rescaled(norm: nn.Module, factors: Tensor, added: Tensor, *, variance: bool) -> Values:

@@ -60,7 +60,7 @@ def lock_keyed(
     - ``carrier``: ``patch`` is the image's corner; ``strip`` adds rows above the image, which the network does not see.
     - ``gates``: the ``usual`` layers (all except those that compute little with large maps), ``all`` that can have one,
       ``spread`` (one of every two), a number of layers, or their names.
-    - ``scatter``: the layers that images reach ``first``, ``all`` of up to a million weights, which hides more from
+    - ``scatter``: the layers that images reach ``first``, ``all`` of up to four million weights, which hides more from
       someone who compares weights and takes longer to run, ``none``, or names of layers.
     - ``rounds``: rounds of the cipher, 8, 12 or 20.
     """

@@ -38,7 +38,7 @@ SPREAD = 2
 # On maps with more values than this, a gate is worth its time if each value is used in this many multiplications.
 _LARGE_MAP, _WORTH = 2**16, 192
 # Weights in a row: shorter ones have too few permutations. Weights in a layer: for more, drawing them takes too long.
-_SHORTEST_ROW, _MOST_SCATTERED = 9, 2**20
+_SHORTEST_ROW, _MOST_SCATTERED = 9, 2**22
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Removes the statistics of batch norms: μ is folded into β, and σ² into γ.
+"""Removes the statistics of batch norms: μ is folded into β, and σ² no longer depends on the layer's outputs.
 
 After a gated layer the means would reveal the permutation: μ = W'·m[π] is linear in the known means m of the layer's
 inputs. But batch norm can compute the same function without them,
 
     γ (x − μ)/√(σ² + ε) + β  =  γ' x + β',      γ' = γ/√(σ² + ε),   β' = β − γ' μ,
 
-with μ := 0 and σ² := 1 − ε, which reveal nothing. This is done for every batch norm of the model, so there is no need
-to know which ones follow a gate. It can't be done for batch norms without γ and β.
+with μ := 0, and with σ² and γ that follow from γ' alone: they reveal nothing that the function does not. This is done
+for every batch norm of the model, so there is no need to know which ones follow a gate. It can't be done for batch
+norms without γ and β.
 """
 
 from __future__ import annotations
