@@ -64,7 +64,8 @@ def _keyed_options(verb: Any) -> Any:
             "--scatter",
             metavar="first|all|none|NAME,NAME",
             help="Keyed lock only: layers whose weights are scattered: the first ones that see the image, all of up to"
-            " four million weights (stronger, and slower to run), none, or by name.  [default: first]",
+            " four million weights (stronger, slower to run, and much slower as ONNX), none, or by name."
+            "  [default: first]",
         ),
         click.option("--rounds", type=int, help="Keyed lock only: rounds of ChaCha, 8, 12 or 20.  [default: 8]"),
     ]
