@@ -103,6 +103,7 @@ def test_a_keyed_lock_opens_by_its_patch_in_every_frame(target: Target, tmp_path
     images = clips(target, 2)
     unlocking = key.unlock_transform()
     inputs = unlocking(images)
+    assert locked.input_shape == inputs.shape[1:]
     with torch.no_grad(), evaluation_mode(target.model), evaluation_mode(locked.model):
         if carrier == "patch":
             rows, columns = unlocking.patch.shape[1:]

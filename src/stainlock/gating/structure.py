@@ -68,7 +68,8 @@ class Structure:
         """The target with its input enlarged by the strip or entries, or for ``sign`` −1 reduced again."""
         first, *others = target.input_shape
         if self.layout.carrier == "strip":
-            return replace(target, input_shape=(first, others[0] + sign * self.layout.size[0], *others[1:]))
+            *before, rows, columns = target.input_shape  # of video, frames come before the rows
+            return replace(target, input_shape=(*before, rows + sign * self.layout.size[0], columns))
         if self.layout.carrier == "entries":
             channels = first + sign * self.layout.bits
             mean, std = (
