@@ -267,7 +267,11 @@ def weights(name: str, target: Target, options: argparse.Namespace) -> None:
     data = owners_images(name, options.images)
     table("key", "gate", "channels", "writers", "correlation in the right order", "in the order found", "right")
     for number, (locked, key) in enumerate(locks_of(target, options), 1):
-        (stolen, found), seconds = timed(lambda: matched_weights(locked, widest=options.widest))  # noqa: B023
+        try:
+            (stolen, found), seconds = timed(lambda: matched_weights(locked, widest=options.widest))  # noqa: B023
+        except NotApplicable as error:
+            row(number, f"none: {error}", *[""] * 5)
+            continue
         file, structure = keyed_file(locked)
         network = analyse(file)
         writers = visible_writers(network, structure)

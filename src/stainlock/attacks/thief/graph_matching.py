@@ -4,13 +4,14 @@ Both are standardised off their diagonals, and the right order p gives them a co
 
     ρ(p) = mean over i ≠ j of A_ij B_{p(i)p(j)}
 
-Local search alone finds poor maxima. Two methods lead to the right one where ρ is 0.5 or more; the best result counts.
+Local search alone finds poor maxima. Two methods often lead to the right one if ρ is well above 0.5; the best result
+counts.
 
 - Graduated assignment (Gold and Rangarajan, 1996): a soft permutation P, which begins with how alike the sorted rows
   are, becomes sharper while P ← Sinkhorn(exp(β A P B)).
-- Seeds: a strong pair (i, i') of A and one of B are taken for the same. Six more rows are added one by one, each the
-  most likely next one if entries are jointly Gaussian with correlation ρ. All rows then follow from these eight. A few
-  right seeds are enough, so many pairs are tried.
+- Seeds: a strong pair (i, i') of A and one of B are assumed to be the same. Six more rows are added one by one, each
+  the most likely next one if entries are jointly Gaussian with correlation ρ. All rows then follow from these eight.
+  A few right seeds are enough, so many pairs are tried.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def matched_weights(
 
 
 def visible_writers(network: Network, structure: Structure) -> dict[str, list[Site]]:
-    """For each layer, those whose channels it reads, if each of them writes all of its channels, in their order, and
-    none is scattered."""
+    """For each layer, the layers that write its input channels. Left out if one of them is scattered, or writes only
+    some of the channels or in another order."""
     hidden = {gated.layer for gated in scattered(structure)}
     found: dict[str, list[Site]] = defaultdict(list)
     partial = set()
@@ -77,7 +77,7 @@ def visible_writers(network: Network, structure: Structure) -> dict[str, list[Si
 
 
 def likeness(network: Network, gated: Gated, writers: list[Site]) -> tuple[Tensor, Tensor]:
-    """C, in the file's order, and R."""
+    """Cosines between the gated layer's columns, in the file's order (C), and between the writers' rows (R)."""
     model = network.target.model
     behind = columns(network.target, gated)
     reader = network.sites.get(gated.layer)
