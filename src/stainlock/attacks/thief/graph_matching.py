@@ -26,7 +26,8 @@ from stainlock.attacks.thief.assignment import assign, climb, standardised
 _SHARPNESS = torch.logspace(0, 2, 25).tolist()  # β of graduated assignment
 _BALANCING, _STEPS_EACH = 10, 3
 _PROFILE = 128  # number of quantiles compared of two sorted rows
-_STRONG = 80  # number of strongest pairs of each matrix that are tried as seeds, or half the rows if that is less
+# Number of strongest pairs of each matrix that are tried as seeds; half the rows in matrices with fewer rows than this.
+_STRONG, _SMALL = 80, 64
 _SEEDS, _ASSUMED = 8, 0.7  # number of seeds, and the ρ assumed while they are collected
 _GROWN = 60  # number of seed sets, the most consistent ones, that are grown to whole orders
 _NEVER, _ALWAYS = -1e9, 1e9
@@ -87,7 +88,7 @@ def _from_seeds(a: Tensor, b: Tensor) -> Iterator[Tensor]:
 
 def _strong_pairs(a: Tensor, b: Tensor) -> Iterator[tuple[list[int], list[int]]]:
     rows, columns = torch.triu_indices(len(a), len(a), 1)
-    count = min(_STRONG, len(a) // 2)
+    count = _STRONG if len(a) >= _SMALL else len(a) // 2
     first, second = (
         [(int(rows[e]), int(columns[e])) for e in matrix[rows, columns].abs().argsort(descending=True)[:count]]
         for matrix in (a, b)
