@@ -29,10 +29,8 @@ from stainlock.certificates import (
     theorem2,
 )
 from stainlock.evaluation import Data
-from stainlock.network.features import layer_input
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
-from stainlock.sphere import sample_sphere
+from stainlock.network.network import Site, analyse, layer_input
+from stainlock.numerics import sample_sphere
 from stainlock.target import Target, evaluation_mode
 from stainlock.trigger import find_triggers
 

@@ -17,8 +17,8 @@ from stainlock.attacks import all_collusions
 from stainlock.attacks.collusion.coalition import Collusion
 from stainlock.attacks.paper.fine_tune import fine_tuned
 from stainlock.fingerprints import read
+from stainlock.numerics import Randomness
 from stainlock.plan import Plan, Replacement
-from stainlock.randomness import Randomness
 
 PRUNED = 0.5
 _AT_ONCE = 1 << 19  # weights merged at a time, to limit memory

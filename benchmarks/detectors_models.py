@@ -9,8 +9,7 @@ from torch import Tensor
 
 from stainlock import Target
 from stainlock.network.norms import is_batch_norm
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import evaluation_mode, synthetic_inputs
 
 # Untrained scores are all alike: a threshold of 0 lets boxes through, and limits on their number keep it fast.
 FEW_BOXES = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from detectors_models import dense_outputs, largest_difference, random_detector
 from stainlock import Target, lock
 from stainlock.plan import diff
-from stainlock.probes import synthetic_inputs
+from stainlock.target import synthetic_inputs
 
 # Rows and columns as fractions of the side that models resize to.
 SHAPES = [(0.75, 1.0), (1.0, 0.6), (0.1, 0.1), (2.5, 1.5), (0.3, 2.0), (4.0, 0.25)]

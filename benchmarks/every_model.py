@@ -28,10 +28,8 @@ from every_model_list import LIBRARIES, built, listed
 from stainlock import Target, __version__, lock, stain, verify
 from stainlock.errors import StainlockError
 from stainlock.locks.keyed.check import in_float64
-from stainlock.probes import synthetic_inputs
 from stainlock.sweeps import Unit, run_sweep
-from stainlock.target import evaluation_mode
-from stainlock.tensors import tensors_in
+from stainlock.target import evaluation_mode, synthetic_inputs, tensors_in
 
 _EXACT, _RUINED, _ROUNDINGS = 1e-3, 0.1, 8.0
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from stainlock import Target
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import evaluation_mode, synthetic_inputs
 
 _SMALL = (
     "atto",

@@ -19,8 +19,7 @@ import torch
 
 from every_model_list import built
 from stainlock import Target, lock, stain, verify
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import evaluation_mode, synthetic_inputs
 
 MODELS = (
     "torchvision:resnet18", "torchvision:mobilenet_v3_small", "torchvision:efficientnet_b0", "torchvision:densenet121",

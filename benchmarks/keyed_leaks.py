@@ -17,7 +17,7 @@ import zoo
 from stainlock import Target
 from stainlock.attacks.thief.keyed_gates import ordered
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
-from stainlock.network.features import input_of
+from stainlock.network.network import input_of
 from stainlock.network.norms import is_batch_norm
 from stainlock.target import evaluation_mode
 

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from stainlock import Target
 from stainlock.attacks.changes import weighted_layers
 from stainlock.locks.keyed import file_view, lock_keyed
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import evaluation_mode, synthetic_inputs
 
 SIGNS, SHUFFLED, SECRET = (
     "sign flips (HPNN's form)", "four shuffled layers (ShadowNet's form)", "secret weights (NNSplitter's form)",

@@ -10,8 +10,7 @@ from torch import Tensor
 
 import zoo
 from stainlock import Target, lock
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import evaluation_mode, synthetic_inputs
 from zoo_random import settled
 
 SIZE = 224

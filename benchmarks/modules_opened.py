@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -66,12 +66,16 @@ def functions_run(call: Callable[[], Any], package: ModuleType = sl) -> list[Fun
     """The package's functions that a call runs, in the order of their first calls."""
     folder = Path(str(package.__file__)).parent
     found: dict[Function, None] = {}
+    seen: set[CodeType] = set()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or (module := module_of(frame, folder)) is None:
+        if event != "call" or frame.f_code in seen:
             return
+        importing = is_importing(frame)
+        if not importing:
+            seen.add(frame.f_code)
         # A comprehension or a lambda is read with the function it stands in.
-        if frame.f_code.co_name not in _INLINE and not is_importing(frame):
+        if not importing and frame.f_code.co_name not in _INLINE and (module := module_of(frame, folder)) is not None:
             found.setdefault(Function(module, frame.f_code.co_qualname))
 
     sys.setprofile(profile)

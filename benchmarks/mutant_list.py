@@ -87,9 +87,12 @@ MUTANTS = (
     ),
     # Secrets derived from the seed
     *_of(
-        "stains/secrets.py", "tests/test_forgeries.py tests/test_randomness.py",
+        "stains/detector.py", "tests/test_forgeries.py tests/test_numerics.py",
         ('"detector", index, dimension, _digest(replaced)', '"detector", index, dimension, b""'),
         ('Stream(seed, "detector", index,', 'Stream(seed, "detector", 0,'),
+    ),
+    *_of(
+        "stains/secrets.py", "tests/test_forgeries.py tests/test_numerics.py",
         ('Stream(seed, "class", index, total)', 'Stream(seed, "class", 0, total)'),
         ('return 8 * math.log(2) * int(key.details["message_bytes"])', "return 0.0 * len(key.details)"),
         ('int(key.details.get("candidates", 1)) / int', "1 / int"),
@@ -99,7 +102,7 @@ MUTANTS = (
         ("_TOLERANCE = 1e-6", "_TOLERANCE = 2.0"),
     ),
     *_of(
-        "randomness.py", "tests/test_randomness.py",
+        "numerics.py", "tests/test_numerics.py",
         ("SeedSequence([self.seed, *purpose.encode()])", "SeedSequence([self.seed, *purpose.encode()[:1]])"),
         ("str(seed).encode(), purpose.encode()]", "str(seed).encode(), purpose.encode()[:1]]"),
         ("len(field).to_bytes(8, \"big\") + field", "field"),

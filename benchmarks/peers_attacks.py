@@ -17,7 +17,7 @@ from stainlock import Key, Target
 from stainlock.attacks import Strength, Subject, all_attacks
 from stainlock.attacks.changes import edited, weighted_layers
 from stainlock.attacks.paper.fine_tune import BATCH, fine_tuned
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 
 SHARES = (0.3, 0.6)
 RATES = (1e-3, 1e-2, 3e-2)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from stainlock import Target
 from stainlock.attacks.changes import edited, weighted_layers
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 
 GAMMA = 5e-4
 PREAMBLE, MESSAGE = 200, 256

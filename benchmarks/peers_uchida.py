@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from stainlock import Target
 from stainlock.attacks.paper.fine_tune import trained
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 
 MESSAGE = 256
 STRENGTH = 0.3  # λ

@@ -12,7 +12,7 @@ from torch import Tensor
 import zoo
 from stainlock import Target, __version__, stain
 from stainlock.evaluation import Tensors
-from stainlock.storage.files import model_digest
+from stainlock.numerics import model_digest
 from stainlock.sweeps import Unit, run_sweep
 from stainlock.target import evaluation_mode
 

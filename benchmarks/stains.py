@@ -21,8 +21,7 @@ import stains_metrics
 import stains_speed
 import zoo
 from stainlock import Key, Target, stain, verify
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
+from stainlock.network.network import Site, analyse
 from stainlock.trigger import natural_responses
 from stains_metrics import Metric
 

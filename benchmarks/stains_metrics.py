@@ -11,9 +11,8 @@ from torch import Tensor
 import zoo
 from stainlock import Key, Target
 from stainlock.evaluation import Data, Tensors, evaluate
-from stainlock.network.features import layer_input
+from stainlock.network.network import Site, layer_input
 from stainlock.network.norms import affine_of
-from stainlock.network.sites import Site
 from stainlock.target import evaluation_mode
 from zoo_data import diffuse, digits
 

@@ -15,13 +15,10 @@ from torch import Tensor
 
 import zoo
 from stainlock import stain
-from stainlock.network.features import Crop, whole_input
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
-from stainlock.target import Target
-from stainlock.trigger import STEPS, Trigger, default_position, find_triggers
+from stainlock.network.network import Site, analyse
+from stainlock.numerics import Randomness, sample_sphere
+from stainlock.target import Target, whole_input
+from stainlock.trigger import STEPS, Crop, Trigger, default_position, find_triggers
 
 SITE = "layer2.0.conv2"
 DETECTORS, WHOLE_DETECTORS = 50, 12

@@ -31,11 +31,11 @@ from torch import nn
 import stainlock as sl
 import zoo
 from same_bits import model_of as library_model
-from stainlock.network.features import Region
 from stainlock.network.network import analyse
-from stainlock.randomness import Randomness
-from stainlock.stains.detector import present_row
-from stainlock.stains.secrets import draw_classes, draw_vector, message_vector
+from stainlock.numerics import Randomness
+from stainlock.stains.detector import draw_vector, present_row
+from stainlock.stains.secrets import draw_classes, message_vector
+from stainlock.target import Region
 from stainlock.trigger import Trigger, find_triggers
 from stainlock.verification import Reference, response
 from stainlock.verification.asking import Asker

@@ -27,7 +27,7 @@ from stainlock.certificates.plot import plot_certificate
 from stainlock.errors import FileError
 from stainlock.evaluation import Data, Tensors, evaluate
 from stainlock.html.figures import response_histogram
-from stainlock.network.features import input_of, measured_input
+from stainlock.network.network import input_of, measured_input
 from stainlock.storage.durable import write_file
 from stainlock.target import evaluation_mode
 from zoo_data import cifar10_source, photographs

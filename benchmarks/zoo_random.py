@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stainlock import Target
-from stainlock.probes import synthetic_inputs
+from stainlock.target import synthetic_inputs
 
 
 def settled(name: str, size: int, classes: int) -> Target:

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 import zoo
 from stainlock import Key, Site, Target, stain
-from stainlock.network.features import layer_input, respond
+from stainlock.network.network import layer_input, respond
 from stainlock.network.norms import affine_of
-from stainlock.stains.secrets import draw_vector
+from stainlock.stains.detector import draw_vector
 from stainlock.target import evaluation_mode
 
 UNIT = {"mean": (0.5,), "std": (0.25,)}

@@ -26,8 +26,8 @@ from stainlock.commitments import check as check_module
 from stainlock.commitments.evidence import Timestamp, read_roots
 from stainlock.commitments.opening import NOT_SEALED
 from stainlock.commitments.signing import read_public_key
+from stainlock.numerics import model_digest
 from stainlock.plan import Permutation, Replacement
-from stainlock.storage.files import model_digest
 
 GOLDEN = Path(__file__).parent / "golden"
 LATER, BEFORE = datetime(2100, 1, 1, tzinfo=UTC), datetime(2020, 1, 1, tzinfo=UTC)

@@ -25,9 +25,10 @@ from safetensors.torch import save
 
 from stainlock import FileError, Key, Plan, diff, load_bundle, save_bundle, stain
 from stainlock.models.bundle import MANIFEST, Bundle, _checksum
+from stainlock.numerics import is_state, model_digest
 from stainlock.storage import durable
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import is_state, model_digest, pack, unpack
+from stainlock.storage.files import pack, unpack
 from stainlock.storage.staging import Staging, new_folder
 from stainlock.sweeps.journal import append_line, read_lines
 

@@ -10,16 +10,9 @@ import torch
 from torch import nn
 
 from stainlock import FileError
+from stainlock.numerics import begin_digests, combined_digest, edited_digest, model_digest, tensor_digest
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import (
-    begin_digests,
-    combined_digest,
-    edited_digest,
-    model_digest,
-    pack,
-    tensor_digest,
-    unpack,
-)
+from stainlock.storage.files import pack, unpack
 from stainlock.storage.staging import new_folder
 
 

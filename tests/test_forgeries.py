@@ -16,12 +16,13 @@ from torch import Tensor
 import zoo
 from stainlock import FileError, Key, Target, verify
 from stainlock.key import NUMPY_DERIVATION
-from stainlock.network.features import Region
-from stainlock.network.sites import weight_rows
+from stainlock.network.network import weight_rows
 from stainlock.sphere import log_cap
+from stainlock.stains.detector import draw_vector
 from stainlock.stains.legacy_streams import legacy_vectors
 from stainlock.stains.message import capacity
-from stainlock.stains.secrets import check_secrets, draw_classes, draw_mask, draw_vector, message_vector
+from stainlock.stains.secrets import check_secrets, draw_classes, draw_mask, message_vector
+from stainlock.target import Region
 from stainlock.trigger import Trigger
 from stainlock.verification.output import verify_output
 from stainlock.verification.response import verify_response

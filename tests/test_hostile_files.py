@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from stainlock import FileError, Key, ModelError, Plan, StainlockError, Target, diff, load_bundle, save_bundle, stain
 from stainlock.cli import main
 from stainlock.models.bundle import Bundle
-from stainlock.storage.files import model_digest, pack
+from stainlock.numerics import model_digest
+from stainlock.storage.files import pack
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 FACTORY = """

@@ -15,12 +15,11 @@ import stainlock
 # From the lowest to the highest. A new module or package takes its place here.
 LAYERS = (
     # Independent of models
-    "errors", "randomness", "sphere", "tensors", "catalogue", "storage", "html", "sweeps",
+    "errors", "numerics", "sphere", "catalogue", "storage", "html", "sweeps",
     # A model, blocks inserted into it, and data
-    "target", "excitation", "gating", "insertion", "plan", "models", "data", "probes",
-    "fingerprints", "exports",
+    "target", "excitation", "gating", "insertion", "plan", "models", "data", "fingerprints", "exports",
     # What a model computes
-    "network", "channel_cost", "transmission", "trigger",
+    "network", "transmission", "trigger",
     # Keys, and what they open
     "unlocking", "key", "kits",
     # Protecting a model, and proving it

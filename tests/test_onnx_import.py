@@ -23,8 +23,8 @@ from stainlock.exports.onnx_eight_bits import in_steps_of_the_file
 from stainlock.models.onnx_import.importing import onnx_target, run_file
 from stainlock.models.onnx_import.network import OnnxNetwork
 from stainlock.models.onnx_import.operations import OPERATIONS
+from stainlock.numerics import model_digest
 from stainlock.storage.deployed import read_deployed
-from stainlock.storage.files import model_digest
 from stainlock.storage.onnx_files import open_session
 from stainlock.verification import verify
 

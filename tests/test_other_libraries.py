@@ -18,7 +18,7 @@ from stainlock import FileError, ModelError, Target, load_bundle, lock, save_bun
 from stainlock.cli import main
 from stainlock.evaluation.accuracy import classifier_logits
 from stainlock.models import bundle
-from stainlock.tensors import logits_in, tensors_in
+from stainlock.target import logits_in, tensors_in
 
 PROCESSOR = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
 

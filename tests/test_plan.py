@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import FileError, ModelError, Plan, Target, diff, stain
+from stainlock.numerics import model_digest
 from stainlock.plan import Write, changes, write
-from stainlock.storage.files import model_digest
 
 METHODS: list[tuple[str, str | None, dict[str, Any]]] = [
     ("resnet20_cifar10", "layer2.1.conv1", {}),

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from stainlock.sphere import cap, inverse_cap, inverse_log_cap, log_cap, sample_sphere
+from stainlock.numerics import sample_sphere
+from stainlock.sphere import cap, inverse_cap, inverse_log_cap, log_cap
 
 DIMENSIONS = st.one_of(st.integers(2, 40), st.integers(2, 10**6))
 COSINES = st.floats(0, 1, exclude_max=True)

@@ -15,12 +15,10 @@ from precision import EXACT, double, rounding
 from torch import Tensor, nn
 
 from stainlock import Target, Trigger, analyse
-from stainlock.network.features import crop_for, layer_input, respond, seen_region
-from stainlock.probes import synthetic_inputs
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
-from stainlock.target import evaluation_mode
-from stainlock.trigger import find_triggers, natural_responses
+from stainlock.network.network import layer_input, respond
+from stainlock.numerics import Randomness, sample_sphere
+from stainlock.target import evaluation_mode, synthetic_inputs
+from stainlock.trigger import crop_for, find_triggers, natural_responses, seen_region
 
 CASES = {
     "resnet20_cifar10": "layer2.1.conv1",

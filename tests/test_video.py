@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from stainlock import Key, ModelError, Target, analyse, lock, stain, verify
 from stainlock.certificates.windows import windows_of
-from stainlock.network.features import layer_input, seen_region
+from stainlock.network.network import layer_input
 from stainlock.target import evaluation_mode
+from stainlock.trigger import seen_region
 
 
 class Clip(nn.Module):

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from stainlock.kits.kit import Kit, client_kit
     from stainlock.locks.lock import lock
     from stainlock.models.bundle import load_bundle, save_bundle
-    from stainlock.network.network import analyse
-    from stainlock.network.sites import Site
+    from stainlock.network.network import Site, analyse
     from stainlock.plan import Plan, apply, diff
     from stainlock.releases.release import protect
     from stainlock.services.probing import probe
@@ -81,7 +80,7 @@ _HOMES = {
     "Reference": "verification.reference",
     "Registry": "clients.registry",
     "Signer": "commitments.signing",
-    "Site": "network.sites",
+    "Site": "network.network",
     "SiteError": "errors",
     "StainlockError": "errors",
     "SweepError": "errors",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stainlock.errors import SiteError
-from stainlock.locks.parts.placement import Demand, lock_sites
-from stainlock.network.network import Network, analyse
-from stainlock.network.sites import Site
+from stainlock.locks.parts.draft import Demand, lock_sites
+from stainlock.network.network import Network, Site, analyse
 from stainlock.stains.choice import choose_site
 from stainlock.target import Target
 

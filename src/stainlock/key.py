@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import FileError
-from stainlock.network.features import Region
+from stainlock.numerics import is_model
 from stainlock.plan import Plan
 from stainlock.storage.checks import check_key
 from stainlock.storage.durable import refuse_existing, write_file
-from stainlock.storage.files import is_model, model_digest, pack, unpack
+from stainlock.storage.files import pack, unpack
 from stainlock.storage.lock_checks import check_details
-from stainlock.target import Target
+from stainlock.target import Region, Target
 from stainlock.trigger import Trigger
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.object_detectors import unlock_detector
@@ -292,18 +292,6 @@ class Key:
             return Key(detectors=detectors, revert=revert, **facts)
         except (KeyError, TypeError, ValueError) as error:
             raise FileError(f"{path} is not a complete key: {error}") from error
-
-
-def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disruptor: Plan, **facts: Any) -> Key:
-    """The key of a lock. ``plan`` turned the target into the edited model, and ``disruptor`` that into the locked one.
-
-    The values that undo the disruptor are taken from the edited model, so undoing the disruptor alone gives that model.
-    """
-    return Key(
-        kind="lock", additive=False, reduction="position", base_digest=plan.base or "",
-        protected_digest=model_digest(locked.model), conventions=target.conventions,
-        revert=disruptor.inverse(edited).then(plan.inverse(target)), **facts,
-    )  # fmt: skip
 
 
 def _from_first_version(facts: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.gating.structure import KIND as KEYED
 from stainlock.insertion import Insertion, insert_all, read_insertions, state_size
+from stainlock.numerics import is_model, model_digest
 from stainlock.storage.checks import check_permutations, check_replacements, check_writes
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import is_model, model_digest, pack, unpack
+from stainlock.storage.files import pack, unpack
 from stainlock.storage.values import shown
 from stainlock.target import Target
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any, TypeVar, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import special
 
@@ -23,15 +22,6 @@ Real = TypeVar("Real", float, FloatArray)
 
 _SMALLEST = 1e-290  # below this scipy's incomplete beta function is close to underflow
 _NODES, _WEIGHTS = np.polynomial.laguerre.laggauss(48)
-
-
-def sample_sphere(count: int, dimension: int, *, generator: np.random.Generator) -> torch.Tensor:
-    """`count` independent vectors uniform on S^{d-1}: a float64 tensor (count, dimension) on the CPU."""
-    if count < 0 or dimension < 1:
-        raise ValueError(f"expected count >= 0 and dimension >= 1, got {count} and {dimension}")
-    normal = torch.from_numpy(generator.standard_normal((count, dimension)))
-    norm: torch.Tensor = torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
-    return normal / norm
 
 
 def cap(cosine: Real, dimension: int) -> Real:
@@ -121,8 +111,12 @@ def as_array(value: float | FloatArray, name: str) -> FloatArray:
 
 @overload
 def restore(values: FloatArray, like: float) -> float: ...
+
+
 @overload
 def restore(values: FloatArray, like: NDArray[Any]) -> FloatArray: ...
+
+
 def restore(values: FloatArray, like: float | NDArray[Any]) -> float | FloatArray:
     """A float if ``like`` is a scalar, else an array of its shape."""
     shape = np.shape(like)

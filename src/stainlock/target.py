@@ -1,9 +1,15 @@
-"""Target: a trained model, and what is needed to feed it pixels."""
+"""Target: a trained model, and what is needed to feed it pixels; regions of its input, and synthetic inputs.
+
+Synthetic inputs are used in estimates instead of natural images, so that no data is needed.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import ModelError
-from stainlock.tensors import copied, entries_in
+from stainlock.numerics import at
 
 if TYPE_CHECKING:
     from stainlock.insertion import Insertion
+
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -353,3 +360,140 @@ def _undecorated(forward: Any) -> Callable[..., Any] | None:
         return None
     inner: Callable[..., Any] = vars(function)["__wrapped__"]
     return inner
+
+
+# --- copies and outputs -----------------------------------------------------------------------------------------------
+
+
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A deep copy of a module that keeps the ``shared`` tensors instead of copying them.
+
+    A module has a dozen dictionaries of hooks, nearly always empty, on which `copy` would spend half its time.
+    """
+    own = (value for part in module.modules() for value in vars(part).values())
+    empty = {id(value): type(value)() for value in own if type(value) in (dict, OrderedDict) and not value}
+    try:
+        return copy.deepcopy(module, {**empty, **{id(tensor): tensor for tensor in shared}})
+    except RuntimeError as error:  # PyTorch can't copy a computed tensor that the module keeps
+        raise ModelError(
+            f"{type(module).__name__} can't be copied, since it keeps tensors of its last run: protect a submodule"
+            " that keeps none, as a Target of its own"
+        ) from error
+
+
+def entries_in(output: Any) -> list[tuple[str, Any]]:
+    """The entries of a model's output, with their names, if it is a mapping, dataclass, named tuple, tuple or list."""
+    if isinstance(output, Mapping):
+        return [(str(name), value) for name, value in output.items()]
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [(f.name, getattr(output, f.name)) for f in dataclasses.fields(output)]
+    if isinstance(output, list | tuple):
+        return list(zip(getattr(output, "_fields", map(str, range(len(output)))), output, strict=True))
+    return []
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """All tensors in a model's output, however they are nested."""
+    if isinstance(output, Tensor):
+        return [output]
+    return [tensor for _, value in entries_in(output) for tensor in tensors_in(value)]
+
+
+def logits_in(output: Any) -> Any:
+    """The logits of a model's output: the output itself, its entry of that name (or ``out``), or its only tensor.
+
+    Other outputs are returned as they are.
+    """
+    entries = dict(entries_in(output))
+    for name in ("logits", "out"):
+        if isinstance(entries.get(name), Tensor):
+            return entries[name]
+    found = tensors_in(output)
+    return found[0] if len(found) == 1 else output
+
+
+# --- regions of the input ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box within the input: its start and size along each axis after the channels."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.size, strict=True))
+
+    def cut(self, pixels: Tensor) -> Tensor:
+        return at(pixels, self.slices)
+
+    def paste(self, patch: Tensor, pixels: Tensor) -> Tensor:
+        """A copy of the pixels with the patch in this box."""
+        result = pixels.clone()
+        self.cut(result).copy_(patch)
+        return result
+
+    def within(self, outer: Region) -> Region:
+        """The same box, relative to the start of an outer one."""
+        return Region(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.size)
+
+
+def whole_input(target: Target) -> Region:
+    spatial = target.input_shape[1:]
+    return Region((0,) * len(spatial), spatial)
+
+
+# --- synthetic inputs -------------------------------------------------------------------------------------------------
+
+# For each purpose, the number of inputs and their seed. Fixed seeds make estimates repeatable.
+_PURPOSES = {
+    "channel cost": (4, 0),
+    "natural responses": (2, 1),  # one of each kind is enough, since every position gives a response
+    "lock responses": (4, 1),
+    "tokens": (8, 1),
+    "logits": (8, 2),
+    "patched": (4, 3),
+    "gate inputs": (8, 4),
+    "gate shifts": (8, 5),
+    "likeness": (8, 6),
+    "exported": (4, 7),
+    "lock check": (4, 8),
+    "keyed check": (2, 5),  # one of each kind
+}
+
+
+def probe_inputs(target: Target, purpose: str) -> Tensor:
+    """The fixed synthetic inputs for a purpose."""
+    count, seed = _PURPOSES[purpose]
+    return synthetic_inputs(target, count, torch.Generator().manual_seed(seed))
+
+
+def synthetic_inputs(target: Target, count: int, generator: torch.Generator) -> Tensor:
+    """Synthetic inputs within the bounds: half with the 1/f spectrum of photographs, half plain noise."""
+    low, high = target.bounds
+    shape = (count, *target.input_shape)
+    noise = torch.rand(shape, generator=generator, dtype=torch.float64)
+    half = (count + 1) // 2
+    if len(target.input_shape) == 3 and min(target.input_shape[1:]) >= 8:
+        noise[:half] = _pink(noise[:half], generator)
+    elif len(target.input_shape) == 4 and min(target.input_shape[2:]) >= 8:  # video: every frame is the same image
+        noise[:half] = _pink(noise[:half, :, 0], generator)[:, :, None]
+    return noise.mul_(high - low).add_(low).float()  # in place, here and below: allocation would dominate the time
+
+
+def _pink(white: Tensor, generator: torch.Generator) -> Tensor:
+    height, width = white.shape[-2:]
+    frequency = torch.hypot(
+        torch.fft.fftfreq(height, dtype=torch.float64)[:, None],
+        torch.fft.rfftfreq(width, dtype=torch.float64),
+    ).clamp(min=1 / max(height, width))
+    spectrum = torch.fft.rfft2(white - 0.5).div_(frequency)
+    field: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+    grey = field.mean(1, keepdim=True)  # in photographs the colour channels are correlated
+    field.sub_(grey).mul_(0.5).add_(grey)
+    spread = field.flatten(1).std(1).view(-1, 1, 1, 1)
+    brightness = 0.3 + 0.4 * torch.rand(len(white), 1, 1, 1, generator=generator, dtype=torch.float64)
+    field.sub_(field.mean((-1, -2), keepdim=True)).mul_(0.25).div_(spread).add_(brightness)
+    return field.clamp_(0, 1)

@@ -1,4 +1,7 @@
-"""Triggers: x* ∈ argmax r(v·φ(z)), searched in pixel space, as 8-bit images, for many detectors at a time."""
+"""Triggers: x* ∈ argmax r(v·φ(z)), searched in pixel space, as 8-bit images, for many detectors at a time.
+
+The response at one position depends only on the pixels that the position sees, so only a crop of the image is searched.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.network.features import Crop, Region, crop_for, layer_input, respond, searched_region, whole_input
-from stainlock.network.sites import Site
-from stainlock.target import Target, evaluation_mode, with_gradients
-from stainlock.tensors import at, one_thread
+from stainlock.network.graph import Field, Gates
+from stainlock.network.network import Site, layer_input, respond
+from stainlock.numerics import at, one_thread
+from stainlock.target import Region, Target, evaluation_mode, whole_input, with_gradients
 from stainlock.transmission.robust import Robust
 
 Reduction = Literal["position", "mean", "maximum"]
@@ -271,3 +274,96 @@ def natural_responses(target: Target, site: Site, detectors: Tensor, pixels: Ten
     with evaluation_mode(target.model), torch.no_grad():
         maps = respond(site, target, layer_input(target, site, pixels), detectors, group)
     return maps.flatten(2).amax(2) if maps.dim() > 2 else maps
+
+
+# --- the part of the image that a position sees -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The part of the input to run instead of the whole, and the position in the smaller map.
+
+    ``gates`` are set if the position sees only this part while they are held constant; at first they are those of a
+    mid-grey image.
+    """
+
+    region: Region
+    position: tuple[int, ...]
+    gates: Gates | None = None
+
+    def layer_input(self, target: Target, site: Site, pixels: Tensor) -> Tensor:
+        """φ for the pixels of this part."""
+        if self.gates is None or site.near is None:
+            return layer_input(target, site, pixels)
+        return site.near.layer_input(target, pixels, self.gates)
+
+
+def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region:
+    """The pixels that one position of a site sees."""
+    return _region(target, site.field, position)
+
+
+def searched_region(target: Target, site: Site, position: tuple[int, ...], crop: Crop) -> Region:
+    """The pixels of a trigger: those that the position sees, or, if gates are held, those that it still sees then."""
+    field = site.field if site.near is None or crop.gates is None else site.near.field
+    return _region(target, field, position)
+
+
+def _region(target: Target, field: Field | None, position: tuple[int, ...]) -> Region:
+    if field is None:
+        return whole_input(target)
+    spans = [a.interval(i, n) for a, i, n in zip(field, position, target.input_shape[1:], strict=True)]
+    return Region(tuple(first for first, _ in spans), tuple(last - first for first, last in spans))
+
+
+def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
+    """The smallest crop on which the site responds at the position exactly as on the whole image.
+
+    The crop starts at a multiple of the layer's total stride, so that positions line up. Layers that pad depending on
+    size may also need it to be smaller than the image by a whole number of strides. Both crops are tried on a random
+    image, and the first that agrees with the whole image is taken; if neither does, the whole image is used. After
+    squeeze-and-excite blocks, crop and image are compared with the same gates held.
+    """
+    everything = Crop(whole_input(target), position)
+    field = site.field if site.near is None else site.near.field
+    if field is None:
+        return everything
+    seen = _region(target, field, position)
+    starts, tight, aligned, shifted = [], [], [], []
+    for axis, index, first, length, pixels in zip(
+        field, position, seen.start, seen.size, target.input_shape[1:], strict=True
+    ):
+        start, last = first - first % axis.jump, first + length
+        starts.append(start)
+        tight.append(last - start)
+        aligned.append(last - start + (pixels - last) % axis.jump)
+        shifted.append(index - start // axis.jump)
+    for sizes in (tight, aligned):
+        crop = Crop(Region(tuple(starts), tuple(sizes)), tuple(shifted))
+        if _agrees(target, site, crop, position):
+            grey = torch.full((1, *target.input_shape), sum(target.bounds) / 2)
+            return crop if site.near is None else replace(crop, gates=site.near.open_input(target, grey)[1])
+    return everything
+
+
+def _agrees(target: Target, site: Site, crop: Crop, position: tuple[int, ...]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    low, high = target.bounds
+    image = low + (high - low) * torch.rand(1, *target.input_shape, generator=generator)
+    detectors = torch.randn(4, site.dimension, generator=generator)
+    with torch.no_grad():
+        if site.near is None:
+            features, held = layer_input(target, site, image), crop
+        else:
+            features, gates = site.near.open_input(target, image)
+            held = replace(crop, gates=gates)
+        there = at(respond(site, target, features, detectors), position)
+        try:
+            here = respond(site, target, held.layer_input(target, site, crop.region.cut(image)), detectors)
+        except Exception:  # the model's own code, which may take only images of one size
+            return False
+    if any(index >= size for index, size in zip(crop.position, here.shape[2:], strict=True)):
+        return False
+    here = at(here, crop.position)
+    tolerance = 1e-4 if target.dtype in (torch.float32, torch.float64) else 3e-2
+    return bool((here - there).norm() <= tolerance * there.norm())

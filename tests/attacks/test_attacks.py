@@ -16,8 +16,7 @@ from stainlock.attacks import Attacked, NotApplicable, Subject, all_attacks
 from stainlock.attacks.measure import Owner, trigger_response
 from stainlock.attacks.paper.saliency import rank_of
 from stainlock.evaluation import Tensors
-from stainlock.network.features import Region
-from stainlock.target import evaluation_mode
+from stainlock.target import Region, evaluation_mode
 from stainlock.verification import Reference, verify_response, verify_weights
 
 NAME = "resnet20_cifar10"

@@ -11,8 +11,7 @@ from stainlock.attacks import all_attacks
 from stainlock.attacks.thief.force_signal import steps_in
 from stainlock.attacks.thief.gate_blocks import find_gates, layers_behind
 from stainlock.attacks.thief.guess_gains import STRENGTHS, guess
-from stainlock.network.features import layer_input
-from stainlock.network.network import analyse
+from stainlock.network.network import analyse, layer_input
 from stainlock.target import evaluation_mode
 
 GATES = {"kind": "squeeze-excite", "blocks": "inserted"}

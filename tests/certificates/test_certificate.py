@@ -319,7 +319,7 @@ def test_the_perturbation_of_a_fine_tuned_copy_is_measured() -> None:
 
 def test_random_detectors_are_below_the_bounds_together() -> None:
     """Over many detectors, the rate of exceeding positions is what the cap predicts, and below the other bounds."""
-    from stainlock.sphere import sample_sphere
+    from stainlock.numerics import sample_sphere
 
     target, _, _ = made("convolution")
     site = analyse(target).site("conv")

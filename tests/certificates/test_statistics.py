@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from stainlock import Site, SiteError, Target, analyse
 from stainlock.certificates import Statistics, cap_expectation, cap_upper_bound, mean_upper_bound
-from stainlock.network.features import layer_input, respond
-from stainlock.sphere import cap, sample_sphere
+from stainlock.network.network import layer_input, respond
+from stainlock.numerics import sample_sphere
+from stainlock.sphere import cap
 from stainlock.target import evaluation_mode
 
 

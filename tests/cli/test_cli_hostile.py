@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stainlock.models.bundle import _checksum
-from stainlock.storage.files import tensor_digest
+from stainlock.numerics import tensor_digest
 
 BASE = "small.py:model"
 EVIL = """

@@ -24,7 +24,7 @@ import zoo
 import zoo_random
 from stainlock import Key, Target
 from stainlock.evaluation.generator import noise_data
-from stainlock.probes import synthetic_inputs
+from stainlock.target import synthetic_inputs
 
 SIZE, CLASSES = 64, 10  # image side and classes of torchvision's models with random weights
 MANY, FEW = 12, 4  # number of natural images of 32×32 pixels, and of ImageNet's size

@@ -10,15 +10,11 @@ from precision import EXACT, double
 from torch import Tensor
 
 from stainlock import Plan, Target
-from stainlock.channel_cost import column_shares, fold_moments
 from stainlock.locks.parts.conduit import Disguise
-from stainlock.locks.parts.gates import half_open, neutral_writes, new_block
-from stainlock.network.features import input_of
-from stainlock.network.moments import remembered
-from stainlock.network.network import analyse
-from stainlock.network.signals import Cell, Reading
-from stainlock.randomness import Randomness
-from stainlock.tensors import exact
+from stainlock.locks.parts.disruptor import half_open, neutral_writes, new_block
+from stainlock.locks.parts.route import Cell, Reading, column_shares, fold_moments, remembered
+from stainlock.network.network import analyse, input_of
+from stainlock.numerics import Randomness, exact
 
 
 @pytest.mark.parametrize("form", ["signed", "shifts", "gains"])

@@ -24,12 +24,11 @@ from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.insertion import Gated
 from stainlock.locks.parts.conduit import Disguise
-from stainlock.locks.parts.gates import moved_means, neutral_writes, new_block
-from stainlock.locks.parts.placement import LEAST_CUTS, SECRETS, SEVERAL, holder
-from stainlock.network.blocks import find_blocks
-from stainlock.network.network import analyse
-from stainlock.probes import synthetic_inputs
-from stainlock.randomness import Randomness
+from stainlock.locks.parts.disruptor import moved_means, neutral_writes, new_block
+from stainlock.locks.parts.draft import LEAST_CUTS, SECRETS, SEVERAL, holder
+from stainlock.network.network import analyse, find_blocks
+from stainlock.numerics import Randomness
+from stainlock.target import synthetic_inputs
 from stainlock.trigger import find_triggers
 
 GATED = of_kind("squeeze-excite") + [param for param in of_kind("internal") if CASES[param.values[0]].options]
@@ -262,7 +261,7 @@ def test_a_residual_networks_own_blocks_can_be_locked(monkeypatch: pytest.Monkey
 
     One block of eight ruins too little of this random network, so the check for that is disabled; exactness is tested.
     """
-    monkeypatch.setattr("stainlock.locks.parts.edited.check_locks", lambda *_: None)
+    monkeypatch.setattr("stainlock.locks.parts.draft.check_locks", lambda *_: None)
     timm = pytest.importorskip("timm")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)

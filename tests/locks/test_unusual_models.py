@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import StainlockError, Target, lock
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import evaluation_mode, synthetic_inputs
 
 
 def layer(given: int, gives: int, stride: int = 1) -> nn.Sequential:

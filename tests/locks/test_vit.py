@@ -28,7 +28,7 @@ from stainlock.locks.vit.find import find_vit
 from stainlock.locks.vit.lock import lock_vit
 from stainlock.locks.vit.paper import Scaling
 from stainlock.plan import Plan, diff
-from stainlock.probes import synthetic_inputs
+from stainlock.target import synthetic_inputs
 
 FACTORY = """
 import torch

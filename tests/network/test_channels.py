@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock import Site, Target, analyse, stain, verify
+from stainlock.network.graph import trace, tracing_problem
 from stainlock.network.ops import op_of
-from stainlock.network.trace import trace, tracing_problem
 from stainlock.target import evaluation_mode
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)

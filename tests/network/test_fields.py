@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import Site, Target, analyse
-from stainlock.network.features import seen_region
 from stainlock.target import evaluation_mode
+from stainlock.trigger import seen_region
 
 CONVENTIONS = {"mean": (0,), "std": (1,)}
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import Target, analyse, stain, verify
-from stainlock.network.features import crop_for, layer_input
+from stainlock.network.network import layer_input
+from stainlock.numerics import at
 from stainlock.target import evaluation_mode
-from stainlock.tensors import at
+from stainlock.trigger import crop_for
 
 
 class Gated(nn.Module):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from stainlock import ModelError, Target, analyse, lock, stain, verify
 from stainlock.errors import TriggerError
+from stainlock.network.graph import trace
 from stainlock.network.ops import Kind, op_of
 from stainlock.network.recorder import unseen
-from stainlock.network.trace import trace
 
 
 class Plain(nn.Module):

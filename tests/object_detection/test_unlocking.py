@@ -106,7 +106,7 @@ def test_every_level_of_a_locked_detector_is_ruined(name: str) -> None:
 
 
 def _picture(seed: int) -> Tensor:
-    from stainlock.probes import synthetic_inputs
+    from stainlock.target import synthetic_inputs
 
     base = Target(nn.Identity(), (3, 96, 128))
     return synthetic_inputs(base, 1, torch.Generator().manual_seed(seed))[0]

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from stainlock import Target, stain
-from stainlock.network.features import Region
-from stainlock.probes import synthetic_inputs
+from stainlock.target import Region, synthetic_inputs
 from stainlock.transmission.changes import jpeg, usual_changes
 from stainlock.transmission.jpeg import soft_jpeg
 from stainlock.transmission.look_alikes import count_of, look_alikes

@@ -18,7 +18,7 @@ import zoo_check
 import zoo_data
 from stainlock.evaluation import Tensors, evaluate
 from stainlock.models.references import load_reference
-from stainlock.network.trace import trace
+from stainlock.network.graph import trace
 from stainlock.target import evaluation_mode
 from zoo_classifiers import CifarResNet, CifarVgg16, PostNormLayer, PostNormViT, pad_like_tensorflow
 from zoo_generative import DcganDiscriminator, DcganGenerator, UNet

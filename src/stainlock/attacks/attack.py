@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stainlock.attacks.pixels import Pictures
 from stainlock.key import Key
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 from stainlock.target import Target
 
 Progress = Callable[[int, int], None]  # steps done, total steps

@@ -8,8 +8,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from stainlock.gating.structure import Structure, file_view
 from stainlock.network.network import analyse
+from stainlock.numerics import raw
 from stainlock.target import Target
-from stainlock.tensors import raw
 
 
 def half_precision(target: Target) -> Target:

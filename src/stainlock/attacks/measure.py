@@ -15,8 +15,7 @@ from stainlock.errors import ModelError, SiteError
 from stainlock.evaluation import Batches, Data, evaluate
 from stainlock.evaluation import Progress as Images
 from stainlock.key import Key
-from stainlock.network.features import layer_input, respond
-from stainlock.network.network import analyse
+from stainlock.network.network import analyse, layer_input, respond
 from stainlock.target import Target, evaluation_mode
 from stainlock.verification import SIGNIFICANCE, Reference, Verdict, verify_output, verify_response, verify_weights
 from stainlock.verification.reference import match, with_other_images

@@ -24,9 +24,8 @@ from stainlock.errors import StainlockError
 from stainlock.evaluation import Data, Images, Tensors, evaluate
 from stainlock.evaluation.data import chosen_indices
 from stainlock.key import Key
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness, model_digest
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import model_digest
 from stainlock.target import Target, check_target
 
 BASELINE = "none"

@@ -25,12 +25,11 @@ from stainlock.certificates.statistics import Statistics
 from stainlock.data import Data
 from stainlock.errors import FileError, SiteError
 from stainlock.key import Key
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
+from stainlock.network.network import Site, analyse
+from stainlock.numerics import model_digest, tensor_digest
 from stainlock.sphere import FloatArray
 from stainlock.storage.checks import check_certificate
 from stainlock.storage.durable import write_file
-from stainlock.storage.files import model_digest, tensor_digest
 from stainlock.storage.records import read_record
 from stainlock.target import Target, check_target
 

@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from stainlock.key import Key
-from stainlock.network.sites import Site
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
+from stainlock.network.network import Site
+from stainlock.numerics import Randomness, sample_sphere
 from stainlock.target import Target
 from stainlock.trigger import Progress, Trigger, find_triggers
 

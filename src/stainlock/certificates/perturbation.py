@@ -10,7 +10,7 @@ from torch import Tensor
 from stainlock.certificates.certificate import site_of_key
 from stainlock.certificates.windows import windows_of
 from stainlock.key import Key
-from stainlock.network.features import layer_input
+from stainlock.network.network import layer_input
 from stainlock.target import Target, evaluation_mode
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from stainlock.certificates.histograms import MeanCaps, NormHistogram, ResponseCounts
 from stainlock.certificates.law import Law
 from stainlock.certificates.windows import Windows, windows_of
-from stainlock.network.features import layer_input
-from stainlock.network.sites import Site
+from stainlock.network.network import Site, layer_input
 from stainlock.sphere import FloatArray
 from stainlock.target import Target, evaluation_mode
 

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stainlock.errors import SiteError
-from stainlock.network.sites import Site
+from stainlock.network.network import Site
+from stainlock.numerics import at
 from stainlock.target import Target
-from stainlock.tensors import at
 
 Sides = tuple[int, ...]  # rows and columns; for video, frames before them
 

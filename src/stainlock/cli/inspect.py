@@ -16,8 +16,7 @@ from stainlock.cli.report import Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stainlock.network.network import Network
-    from stainlock.network.sites import Site
+    from stainlock.network.network import Network, Site
     from stainlock.stains.suitability import Suitability
 
 

@@ -180,8 +180,8 @@ def _as_stored(base: Target, stained: Target, key: Key) -> tuple[Target, Key]:
     """The stain rounded as an ONNX file with 8-bit weights will store it, and the key for that."""
     from stainlock.errors import TriggerError
     from stainlock.exports.onnx_eight_bits import in_steps_of_the_file
+    from stainlock.numerics import model_digest
     from stainlock.plan import diff
-    from stainlock.storage.files import model_digest
     from stainlock.verification import verify
 
     found = in_steps_of_the_file(stained)

@@ -10,7 +10,7 @@ from stainlock.clients.readings import Base
 from stainlock.clients.records import Model
 from stainlock.errors import FileError, StainlockError
 from stainlock.models.references import load_reference
-from stainlock.storage.files import is_model
+from stainlock.numerics import is_model
 from stainlock.target import Target
 
 _WORDS = ("pretrained", "random")  # values of `weights` that are not paths

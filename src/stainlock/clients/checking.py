@@ -14,7 +14,7 @@ from stainlock.clients.suspects import Suspect, read_suspect
 from stainlock.errors import FileError
 from stainlock.fingerprints import trace as trace_codes
 from stainlock.fingerprints.tracing import log10_p_value
-from stainlock.storage.files import is_model
+from stainlock.numerics import is_model
 from stainlock.target import Target
 
 _SAME = 1e-6  # largest relative difference of scores: sums may be taken in another order

@@ -30,9 +30,9 @@ from stainlock.clients.secrets import FINGERPRINT, LAYOUT, CopySecrets, MasterSe
 from stainlock.errors import FileError
 from stainlock.fingerprints import Layout
 from stainlock.models.bundle import write_bundle
+from stainlock.numerics import is_model, model_digest
 from stainlock.plan import diff
 from stainlock.storage.durable import claim, make_folder, sync_folder, write_file, writing
-from stainlock.storage.files import is_model, model_digest
 from stainlock.sweeps import Unit, run_sweep
 from stainlock.target import Target
 

@@ -17,7 +17,7 @@ from stainlock.clients.readings import Base
 from stainlock.clients.secrets import LOCK, MasterSecret
 from stainlock.clients.suspects import Suspect
 from stainlock.locks.keyed.lock import salt_of
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 
 _CLOSER = 0.1  # share of 1 − cosine to the base that undoing the lock must remove; by chance it is less
 

@@ -22,7 +22,7 @@ from stainlock.errors import FileError
 from stainlock.fingerprints import Layout
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
 from stainlock.fingerprints.tracing import LEVEL
-from stainlock.storage.files import model_digest
+from stainlock.numerics import model_digest
 from stainlock.target import Target
 
 Progress = Callable[[int, int], None]

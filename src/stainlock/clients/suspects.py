@@ -19,10 +19,9 @@ from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import Insertion
 from stainlock.locks.keyed.lock import bits_of, permutations_of
 from stainlock.models.bundle import WEIGHTS, Bundle, insertions_said
+from stainlock.numerics import Randomness, tensor_digest
 from stainlock.plan import Plan
-from stainlock.randomness import Randomness
 from stainlock.storage.deployed import read_deployed
-from stainlock.storage.files import tensor_digest
 from stainlock.storage.weights import read_weights
 from stainlock.target import Target
 

@@ -26,7 +26,7 @@ from stainlock.clients.suspects import read_suspect
 from stainlock.fingerprints import trace as trace_codes
 from stainlock.fingerprints.layout import AMPLITUDE, CHIPS
 from stainlock.fingerprints.tracing import LEVEL
-from stainlock.storage.files import model_digest
+from stainlock.numerics import model_digest
 from stainlock.target import Target
 
 _SHOWN = 3

@@ -13,7 +13,7 @@ from stainlock.commitments.evidence import Timestamp, parse_time
 from stainlock.commitments.opening import suspect_digest
 from stainlock.errors import FileError
 from stainlock.key import Key
-from stainlock.storage.files import is_model
+from stainlock.numerics import is_model
 from stainlock.target import Target
 
 if TYPE_CHECKING:

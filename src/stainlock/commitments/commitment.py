@@ -18,8 +18,8 @@ from stainlock.commitments.signed import Signed, checked_statement
 from stainlock.commitments.signing import Signer
 from stainlock.errors import FileError
 from stainlock.key import Key
+from stainlock.numerics import is_state
 from stainlock.stains.secrets import check_secrets
-from stainlock.storage.files import is_state
 from stainlock.target import Target
 from stainlock.verification.verify import verify
 

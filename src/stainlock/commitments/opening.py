@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stainlock.commitments.signing import commit_extra
 from stainlock.key import Key
-from stainlock.storage.files import model_digest, tensor_digest
+from stainlock.numerics import model_digest, tensor_digest
 from stainlock.storage.records import canonical
 from stainlock.target import Target
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from stainlock.demo.locking import Locking
 from stainlock.key import Key
-from stainlock.network.sites import Site
+from stainlock.network.network import Site
 from stainlock.plan import Change
 from stainlock.verification import Verdict
 

@@ -35,9 +35,7 @@ from stainlock.html.images import png
 from stainlock.key import Key
 from stainlock.models.bundle import write_bundle
 from stainlock.models.class_names import class_names
-from stainlock.network.features import layer_input, respond
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
+from stainlock.network.network import Site, analyse, layer_input, respond
 from stainlock.plan import changes, diff
 from stainlock.stains import stain
 from stainlock.stains.choice import choose_site

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from stainlock.data import Data, Progress
 from stainlock.errors import FileError, ModelError
-from stainlock.target import Target, check_target, evaluation_mode
-from stainlock.tensors import entries_in, logits_in
+from stainlock.target import Target, check_target, entries_in, evaluation_mode, logits_in
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from stainlock.exports.onnx_file import check_packages, onnx_program, run_onnx, 
 from stainlock.exports.program import exported_program, run_program, write_program
 from stainlock.models.bundle import separate_tensors
 from stainlock.models.onnx_import.network import OnnxNetwork
-from stainlock.probes import probe_inputs
 from stainlock.storage.staging import Staging
 from stainlock.storage.weights import load_state, one_line
-from stainlock.target import Target, check_target, evaluation_mode
+from stainlock.target import Target, check_target, evaluation_mode, probe_inputs
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch-export": ".pt2"}
 _CLOSE = 1e-3  # largest allowed difference, relative to the largest output: other kernels sum in a different order

@@ -21,9 +21,8 @@ from stainlock.exports.onnx_file import run_onnx
 from stainlock.exports.onnx_locked import write_onnx_locked
 from stainlock.models.onnx_import.importing import closeness
 from stainlock.models.onnx_import.network import OnnxNetwork, Origin, Source
-from stainlock.probes import probe_inputs
 from stainlock.storage.weights import one_line
-from stainlock.target import Target
+from stainlock.target import Target, probe_inputs
 
 Array = np.ndarray[Any, Any]
 _LARGEST = 2**31 - 1  # size limit of a protobuf message, in bytes

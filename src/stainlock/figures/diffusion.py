@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 from stainlock.target import Target, evaluation_mode
 
 _FIRST, _LAST = 1e-4, 0.02  # β of the first and the last timestep

@@ -16,7 +16,7 @@ from stainlock.attacks.changes import last_layer
 from stainlock.errors import ModelError
 from stainlock.figures.figure import Setup
 from stainlock.models.references import load_reference
-from stainlock.network.features import input_of
+from stainlock.network.network import input_of
 from stainlock.storage.weights import one_line, read_weights
 from stainlock.target import Target, evaluation_mode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from stainlock.errors import SiteError
-from stainlock.locks.parts.placement import Demand, lock_sites
+from stainlock.locks.parts.draft import Demand, lock_sites
 from stainlock.network.network import analyse
 from stainlock.target import Target
 

@@ -18,8 +18,7 @@ from stainlock.key import Key
 from stainlock.object_detection.coco import CocoImages
 from stainlock.object_detection.precision import DetectionEvaluation, evaluate_detector
 from stainlock.object_detection.settings import six_detector_settings
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import tensors_in
+from stainlock.target import Target, evaluation_mode, tensors_in
 
 Numbers = dict[str, float]
 _BATCH = 16

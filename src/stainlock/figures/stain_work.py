@@ -21,10 +21,9 @@ from stainlock.figures.measures import Measure, measure_of
 from stainlock.figures.responses import response_rows
 from stainlock.figures.subject import Subject, load_subject, shards, shuffled, subset
 from stainlock.key import Key
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
+from stainlock.network.network import Site, analyse
+from stainlock.numerics import Randomness
 from stainlock.plan import Plan, diff
-from stainlock.randomness import Randomness
 from stainlock.stains import stain
 from stainlock.sweeps import Unit
 

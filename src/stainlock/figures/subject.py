@@ -21,9 +21,8 @@ from stainlock.models.class_names import class_names
 from stainlock.models.references import call_factory, load_reference
 from stainlock.network.network import analyse
 from stainlock.network.object_detectors import is_detector
+from stainlock.numerics import Randomness, model_digest
 from stainlock.object_detection.coco import CocoImages, is_coco
-from stainlock.randomness import Randomness
-from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 

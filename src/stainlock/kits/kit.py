@@ -17,10 +17,9 @@ from stainlock.kits.loader import MODEL_FILES, Shipped, loader_source
 from stainlock.kits.readme import readme_text
 from stainlock.kits.runtime import runtime_source
 from stainlock.models.bundle import write_bundle
-from stainlock.probes import synthetic_inputs
 from stainlock.storage.durable import write_file
 from stainlock.storage.staging import new_folder
-from stainlock.target import Target, check_target
+from stainlock.target import Target, check_target, synthetic_inputs
 from stainlock.unlocking.noise import trigger_bytes
 from stainlock.unlocking.patch_file import Patch
 from stainlock.unlocking.unlock import unlock_transform

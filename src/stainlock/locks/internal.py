@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from stainlock.key import Key
 from stainlock.locks.parts.detectors import corner, find_detectors
-from stainlock.locks.parts.disruptor import LogitsDisruptor, draw_disruption
-from stainlock.locks.parts.edited import Blocks, Kernels, Options, draft_lock, finish, implant, traced_network
-from stainlock.locks.parts.gates import GateForm
-from stainlock.locks.parts.placement import choose_placement
-from stainlock.randomness import Randomness
+from stainlock.locks.parts.disruptor import GateForm, LogitsDisruptor, draw_disruption
+from stainlock.locks.parts.draft import (
+    Blocks,
+    Kernels,
+    Options,
+    choose_placement,
+    draft_lock,
+    finish,
+    implant,
+    traced_network,
+)
+from stainlock.numerics import Randomness
 from stainlock.target import Target
 from stainlock.trigger import Progress
 

@@ -15,8 +15,8 @@ from stainlock.locks.gan.switch import Paper
 from stainlock.locks.internal import lock_internal
 from stainlock.locks.keyed import lock_keyed
 from stainlock.locks.parts.detectors import Place
-from stainlock.locks.parts.edited import Blocks, Kernels
-from stainlock.locks.parts.gates import GateForm
+from stainlock.locks.parts.disruptor import GateForm
+from stainlock.locks.parts.draft import Blocks, Kernels
 from stainlock.locks.squeeze_excite import lock_squeeze_excite
 from stainlock.locks.vit.lock import Recipe, lock_vit
 from stainlock.locks.vit.paper import Scaling

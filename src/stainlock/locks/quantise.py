@@ -28,8 +28,7 @@ from stainlock.gating.modules import ReadFirst, behind_gate
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import set_submodule
 from stainlock.key import Key
-from stainlock.probes import synthetic_inputs
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
 
 
 def traceable(locked: Target) -> nn.Module:

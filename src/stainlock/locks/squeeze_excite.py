@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from stainlock.key import Key
 from stainlock.locks.parts.detectors import Place, find_detectors, patch_position
-from stainlock.locks.parts.edited import (
+from stainlock.locks.parts.disruptor import GateForm
+from stainlock.locks.parts.draft import (
     Blocks,
     Kernels,
     Options,
     check_choice,
+    choose_placement,
     draft_lock,
     finish,
     implant,
     traced_network,
 )
-from stainlock.locks.parts.gates import GateForm
-from stainlock.locks.parts.placement import choose_placement
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness, one_thread
 from stainlock.target import Target
-from stainlock.tensors import one_thread
 from stainlock.trigger import Progress
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name, named_reference
+from stainlock.numerics import is_model, is_state, model_digest
 from stainlock.storage.durable import final_name, sync_tree, write_file
-from stainlock.storage.files import is_model, is_state, model_digest
 from stainlock.storage.onnx_files import is_onnx
 from stainlock.storage.records import read_json
 from stainlock.storage.staging import new_folder

@@ -1,28 +1,65 @@
-"""Network: a model, traced once, with its graph and sites. Stains, locks, certificates and attacks all use it."""
+"""Network: a model, traced once, with its sites. Stains, locks, certificates and attacks all use it.
+
+Sites are the layers that a detector can be written into. φ(x) is a site's input, and `respond` gives the responses
+v·φ(x) of many detectors to it at once.
+
+In a squeeze-and-excite block a map is pooled, and two dense layers compute one gate per channel:
+
+    gate(x) = σ(S₂ h(S₁ pool(x) + τ₁) + τ₂),        x ↦ x · gate(x)
+
+Some have a third layer over the same hidden units, whose output is added to the channels. If σ is tanh, a gate can also
+flip a channel's sign.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.nn.utils.parametrize import is_parametrized
 
 from stainlock.errors import ModelError, SiteError
-from stainlock.network.activations import Activation
-from stainlock.network.blocks import Block, find_blocks
+from stainlock.network.graph import (
+    Field,
+    Followers,
+    Near,
+    Reader,
+    Reason,
+    Shapes,
+    Stop,
+    TracedPart,
+    follow,
+    near_fields,
+    receptive_fields,
+    trace,
+    tracing_problem,
+)
 from stainlock.network.norms import is_batch_norm
-from stainlock.network.ops import Kind, leading_padding, op_of, repeats_positions
-from stainlock.network.sites import Site, find_sites
-from stainlock.network.trace import Shapes, TracedPart, trace, tracing_problem
+from stainlock.network.ops import (
+    KEEPING,
+    Activation,
+    Kind,
+    activation_of_function,
+    activation_of_module,
+    is_product,
+    is_reshape,
+    is_sum,
+    leading_padding,
+    op_of,
+    repeats_positions,
+)
+from stainlock.numerics import has, raw
 from stainlock.target import Target, check_editable, check_target, evaluation_mode, running_on
-from stainlock.tensors import has
 
 _shared: ContextVar[dict[Any, Network] | None] = ContextVar("analyses", default=None)
 
@@ -77,8 +114,8 @@ class Network:
     def __init__(self, target: Target, parts: list[TracedPart], sites: dict[str, Site]) -> None:
         self.target, self.parts, self.sites = target, parts, sites
         self._taps: dict[fx.Node, tuple[int, int] | None] = {}
-        self.measured: dict[str, tuple[Tensor, Tensor]] = {}  # cache of `stainlock.channel_cost`
-        self.steps: dict[tuple[fx.Node, fx.Node], Any] = {}  # cache of `stainlock.network.signals`
+        self.measured: dict[str, tuple[Tensor, Tensor]] = {}  # cache of `stainlock.stains.choice`
+        self.steps: dict[tuple[fx.Node, fx.Node], Any] = {}  # cache of `stainlock.locks.parts.route`
 
     def site(self, name: str) -> Site:
         if name in self.sites:
@@ -213,3 +250,458 @@ class Network:
 
     def area(self, node: fx.Node) -> int:
         return math.prod(self.shapes[node][2:])
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------
+
+SiteKind = Literal["linear", "convolution", "transposed"]
+_LAYERS: dict[type[nn.Module], SiteKind] = {
+    nn.Linear: "linear",
+    nn.Conv2d: "convolution",
+    nn.Conv3d: "convolution",
+    nn.ConvTranspose2d: "transposed",
+}
+# In fewer dimensions natural features come close to any direction, so a random one is not secret.
+MINIMUM_DIMENSION = 16
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer that a detector can be written into, with the affine map and activation after it.
+
+    The pre-activation of channel k is ``g·(w_k·φ(x) + c_k) + h``, where φ(x) is the layer's input at one position.
+
+    - ``norm``: the name of the batch norm that holds g and h, if there is one.
+    - ``grid``: the shape of the layer's positions: rows and columns, preceded by frames for video; or tokens.
+    - ``field``, ``patch``: the pixels that one position sees, and the size of that part of the input. A ``field`` of
+      None means the whole input.
+    - ``readers``, ``stops``: the layers that read the channels, and where channels can't be followed further.
+    - ``problem``: why a silent detector can't go here; None if it can.
+    - ``additive_problem``: why not even an additive stain can go here; None if it can.
+    - ``near``: what a position sees while the gates of squeeze-and-excite blocks before it are held constant, if that
+      is less than ``patch``.
+
+    >>> site = sl.analyse(target).site("3")
+    >>> site.kind, site.dimension, site.channels, site.problem
+    ('convolution', 288, 64, None)
+    """
+
+    name: str
+    kind: SiteKind
+    dimension: int
+    channels: int
+    groups: int
+    grid: tuple[int, ...]
+    norm: str | None
+    activation: Activation | None
+    readers: tuple[Reader, ...]
+    stops: tuple[Stop, ...]
+    field: Field | None
+    patch: tuple[int, ...]
+    problem: str | None
+    additive_problem: str | None
+    near: Near | None = None
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """The size of the part of the input in which a trigger is searched: that of ``near`` if given, else ``patch``.
+
+        >>> site = sl.analyse(target).site("3")
+        >>> site.searched == site.patch
+        True
+        """
+        if self.near is None:
+            return self.patch
+        return tuple(min(axis.size, n) for axis, n in zip(self.near.field, self.patch, strict=True))
+
+    def layer(self, model: nn.Module) -> nn.Module:
+        """The site's layer in a model.
+
+        >>> sl.analyse(target).site("3").layer(model) is model[3]
+        True
+        """
+        return model.get_submodule(self.name)
+
+    def rows(self, model: nn.Module) -> Tensor:
+        """The layer's weights as row vectors of the detector's dimension: one per channel, or several if transposed.
+
+        >>> sl.analyse(target).site("3").rows(model).shape
+        torch.Size([64, 288])
+        """
+        return weight_rows(raw(self.layer(model), "weight"), self.kind)
+
+    def group_of(self, channel: int) -> int:
+        """The group of a grouped layer that a channel belongs to.
+
+        >>> sl.analyse(target).site("3").group_of(channel=5)
+        0
+        """
+        return channel // (self.channels // self.groups)
+
+
+def weight_rows(weight: Tensor, kind: SiteKind) -> Tensor:
+    """The rows that multiply the layer's input. A transposed kernel has one per tap (the paper's c×1×1 form)."""
+    if kind == "transposed":
+        return weight.permute(1, 2, 3, 0).flatten(0, 2)
+    return weight.flatten(1)
+
+
+def find_sites(target: Target, parts: list[TracedPart], example: Tensor, *, whole: bool) -> dict[str, Site]:
+    """Every Linear, Conv2d, Conv3d and ConvTranspose2d that the model calls, by name.
+
+    If the model did not trace as a ``whole``, the inputs of its parts are unknown, so the inputs of their layers are
+    observed by running the model.
+    """
+    constant: set[str] = set()
+    if whole:
+        called, calls = _called_layers(parts[0])
+    else:
+        called, calls, constant = _observed_layers(target, example)
+    sites: dict[str, Site] = {}
+    holders = _holders_of_weights(target.model)
+    for part in parts:
+        fields = receptive_fields(part) if part.shapes else {}
+        pooled, near = near_fields(part) if whole and part.runs and not target.extra_inputs else (frozenset(), {})
+        for node in part.graph.nodes:
+            if node.op != "call_module":
+                continue
+            name, layer = part.path(node), part.leaf(node)
+            if _kind(layer) and name in called and name not in sites:
+                followers = follow(part, node)
+                if followers.norm is not None and calls[followers.norm] > 1:
+                    followers.activation = None
+                    followers.stops.insert(0, Stop(followers.norm, "BatchNorm", Reason.SHARED))
+                trouble = None
+                if calls[name] > 1:
+                    trouble = "the model calls this layer more than once"
+                elif name in constant or (fields and node not in fields):
+                    trouble = "its input does not depend on the image"
+                elif called[name] is None:
+                    trouble = "its input has several rows per image, folded into the batch"
+                elif others := [n for n in holders[id(layer._parameters.get("weight"))] if n != name]:
+                    trouble = f"its weight is shared with {others[0]}"
+                site = _site(target, name, layer, followers, called[name] or (), fields.get(node), trouble)
+                if site.field is None and (around := near.get(node)) is not None:
+                    nearby = replace(site, near=Near(part, node, pooled, around))
+                    site = nearby if nearby.searched != site.patch else site
+                sites[name] = site
+            elif isinstance(layer, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+                for inner_name, inner, followers in _transformer_layers(name, layer):
+                    grid = called.get(inner_name) or part.shapes.get(node, ())[1:-1]
+                    trouble = None if _batch_first(layer) else "its tokens precede the batch axis (batch_first=False)"
+                    sites[inner_name] = _site(target, inner_name, inner, followers, grid, None, trouble)
+    return sites
+
+
+def _holders_of_weights(model: nn.Module) -> dict[int, list[str]]:
+    """The layers that hold each weight; a tied weight has several."""
+    holders: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            holders[id(weight)].append(name)
+    return holders
+
+
+def _kind(layer: nn.Module) -> SiteKind | None:
+    return next((kind for cls, kind in _LAYERS.items() if isinstance(layer, cls)), None)
+
+
+Grids = dict[str, tuple[int, ...] | None]  # positions of each layer; None if its first axis is not the batch
+
+
+def _called_layers(part: TracedPart) -> tuple[Grids, Counter[str]]:
+    """The positions of every layer in the graph, and how often each module is called."""
+    shapes = part.shapes
+    grids: Grids = {}
+    calls: Counter[str] = Counter()
+    for node in part.graph.nodes:
+        if node.op == "call_module":
+            calls[part.path(node)] += 1
+            if (kind := _kind(part.leaf(node))) and node in shapes:
+                grids[part.path(node)] = _grid(kind, shapes[node], shapes.get(node.all_input_nodes[0], ()))
+    return grids, calls
+
+
+def _grid(kind: SiteKind, output: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...] | None:
+    if output[0] != 1:
+        return None
+    if kind == "linear":
+        return output[1:-1]
+    return given[2:] if kind == "transposed" else output[2:]
+
+
+def _observed_layers(target: Target, example: Tensor) -> tuple[Grids, Counter[str], set[str]]:
+    """The same for the layers that one run of the model calls, and those whose input does not depend on the image."""
+    grids: Grids = {}
+    calls: Counter[str] = Counter()
+    given_values: dict[str, list[Tensor]] = defaultdict(list)
+
+    def record(name: str, kind: SiteKind | None) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+            calls[name] += 1
+            if kind is not None:
+                grids[name] = _grid(kind, tuple(output.shape), tuple(given[0].shape))
+                given_values[name].append(given[0].double().sum())
+
+        return hook
+
+    noise = torch.rand(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
+    with ExitStack() as hooks:
+        for name, layer in target.model.named_modules():
+            hooks.enter_context(layer.register_forward_hook(record(name, _kind(layer))))
+        for image in (example, example + noise):
+            calls.clear()
+            target.traced(image) if target.part else target(image)
+    constant = {name for name, values in given_values.items() if len(values) == 2 and values[0] == values[1]}
+    return grids, calls, constant
+
+
+def _batch_first(module: nn.Module) -> bool:
+    attentions = [m for m in module.modules() if isinstance(m, nn.MultiheadAttention)]
+    return all(m.batch_first for m in attentions)
+
+
+def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Linear, Followers]]:
+    """PyTorch's own encoder layers don't trace, but their feed-forward block is known: linear1, activation, linear2."""
+    for inner_name, inner in module.named_modules(prefix=name):
+        if isinstance(inner, nn.TransformerEncoderLayer):
+            activation = (
+                activation_of_module(inner.activation)
+                if isinstance(inner.activation, nn.Module)
+                else activation_of_function(inner.activation, (), {})
+            )
+            reader = Reader(f"{inner_name}.linear2", 0, 1)
+            yield f"{inner_name}.linear1", inner.linear1, Followers(activation=activation, readers=[reader])
+
+
+def uses_weight_as_it_is(layer: nn.Module) -> bool:
+    """Whether twice the weight gives twice the output. It does not if a layer standardises its weight first."""
+    if type(layer) in _LAYERS:
+        return True
+    weight = raw(layer, "weight")
+    if isinstance(layer, nn.Linear):
+        shape: tuple[int, ...] = (1, layer.in_features)
+    else:
+        assert isinstance(layer, nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d)
+        sides = zip(layer.kernel_size, layer.dilation, strict=True)
+        shape = (1, layer.in_channels, *((kernel - 1) * dilation + 1 for kernel, dilation in sides))
+    features = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(weight)
+    bias = {"bias": torch.zeros_like(raw(layer, "bias"))} if has(layer, "bias") else {}
+    try:
+        with torch.no_grad():
+            once, twice = (functional_call(layer, {"weight": n * weight, **bias}, (features,)) for n in (1, 2))
+    except Exception:  # the layer's own code, which may need more arguments
+        return False
+    return bool(torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max())))
+
+
+def _site(
+    target: Target,
+    name: str,
+    layer: nn.Module,
+    followers: Followers,
+    grid: tuple[int, ...],
+    seen: Field | None,
+    trouble: str | None,
+) -> Site:
+    kind = _kind(layer)
+    assert kind is not None
+    rows = weight_rows(raw(layer, "weight"), kind)
+    groups = int(getattr(layer, "groups", 1))
+    channels = int(getattr(layer, "out_channels", 0) or getattr(layer, "out_features", 0))
+    spatial = target.input_shape[1:]
+    patch = spatial
+    if seen is not None:
+        patch = tuple(min(axis.size, n) for axis, n in zip(seen, spatial, strict=True))
+    dimension = rows.shape[1]
+    additive_problem = None
+    if is_parametrized(layer, "weight") or "weight" not in layer._parameters:
+        additive_problem = "its weight is computed by a parametrisation: remove that first"
+    elif not uses_weight_as_it_is(layer):
+        additive_problem = f"it is a {type(layer).__name__}, which changes its weight before using it: use another"
+    elif trouble is not None:
+        additive_problem = trouble
+    elif kind == "transposed" and groups > 1:
+        additive_problem = "grouped transposed convolutions are not supported"
+    elif dimension < MINIMUM_DIMENSION:
+        additive_problem = f"dimension {dimension} is below {MINIMUM_DIMENSION}: natural inputs reach any direction"
+    problem = additive_problem
+    last = next((stop for stop in followers.stops if stop.reason in (Reason.RETURNED, Reason.GATES)), None)
+    if problem is None and followers.activation is not None and last is not None:
+        problem = f"a silent channel would change {last}"
+    elif problem is None and followers.activation is None:
+        obstacles = [f"addition {name}" for name in followers.merges] + [str(stop) for stop in followers.stops]
+        where = next(iter(obstacles), "the next layer")
+        problem = f"no activation silences a detector before {where}"
+    elif problem is None and not has(layer, "bias") and followers.norm is None:
+        problem = "the layer has neither bias nor batch norm to hold a threshold"
+    return Site(
+        name, kind, dimension, channels, groups, grid, followers.norm, followers.activation, tuple(followers.readers),
+        tuple(followers.stops), seen, patch, problem, additive_problem,
+    )  # fmt: skip
+
+
+# --- what a site is given ---------------------------------------------------------------------------------------------
+
+
+class Reached(Exception):
+    """Stops a forward pass at the layer whose input is wanted."""
+
+
+@contextmanager
+def captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside, a call of the layer stores its input and ends the forward pass with `Reached`."""
+    caught: list[Tensor] = []
+
+    def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
+        caught.append(given[0])
+        raise Reached
+
+    handle = layer.register_forward_pre_hook(hook)
+    try:
+        yield caught
+    finally:
+        handle.remove()
+
+
+def layer_input(target: Target, site: Site, pixels: Tensor) -> Tensor:
+    """φ(x): the input of the site's layer for these pixels; the rest of the model is not run."""
+    return input_of(target, site.name, pixels)
+
+
+def input_of(target: Target, layer: str, pixels: Tensor) -> Tensor:
+    """A layer's input for these pixels; the rest of the model is not run."""
+    with captured_input(target.model.get_submodule(layer)) as caught, suppress(Reached):
+        target.run_traced(pixels)
+    if not caught:
+        raise SiteError(f"the model does not call {layer} on this input")
+    return caught[0]
+
+
+def measured_input(target: Target, layer: str, pixels: Tensor) -> Tensor:
+    """`input_of` in evaluation mode, without gradients, as float64 on the CPU."""
+    with evaluation_mode(target.model), torch.no_grad():
+        return input_of(target, layer, pixels).double().cpu()
+
+
+def respond(site: Site, target: Target, features: Tensor, detectors: Tensor, group: int = 0) -> Tensor:
+    """Responses ``v·φ`` of detectors ``(D, d)`` at every position: ``(N, D, *grid)``.
+
+    A convolution is run with the detectors as its weights, so its own stride, padding and dilation apply. In a grouped
+    convolution the detectors see the inputs of one group.
+    """
+    layer = site.layer(target.model)
+    detectors = detectors.to(features.device, features.dtype)
+    if site.kind == "linear":
+        return torch.nn.functional.linear(features, detectors).movedim(-1, 1)
+    if site.kind == "transposed":
+        return torch.einsum("nchw,dc->ndhw", features, detectors)
+    count = len(detectors)
+    kernels = detectors.view(count, *raw(layer, "weight").shape[1:]).repeat(
+        site.groups, *(1,) * (raw(layer, "weight").dim() - 1)
+    )
+    parameters = {"weight": kernels}
+    if has(layer, "bias"):
+        parameters["bias"] = kernels.new_zeros(len(kernels))
+    maps: Tensor = functional_call(layer, parameters, (features,))
+    return maps[:, group * count : (group + 1) * count]
+
+
+def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) -> tuple[int, ...]:
+    """The output position to which a tap of a transposed convolution writes what it reads at an input position."""
+    assert isinstance(layer, nn.ConvTranspose2d)
+    padding: tuple[int, ...] = tuple(int(p) for p in layer.padding)
+    steps = zip(position, layer.stride, tap, layer.dilation, padding, strict=True)
+    return tuple(i * s + t * d - p for i, s, t, d, p in steps)
+
+
+# --- squeeze-and-excite blocks ----------------------------------------------------------------------------------------
+
+# Activations of hidden units must be unbounded; those of gates must be able to reach zero.
+_HIDDEN = {"relu", "silu", "gelu", "hardswish"}
+_GATES = {"sigmoid", "hardsigmoid", "tanh"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """The nodes of one block: the map it squeezes, its two dense layers, and the product with the gates.
+
+    ``shift`` is the layer whose output is added to the channels, or None; ``output`` is the block's last node.
+    """
+
+    squeezed: fx.Node
+    first: fx.Node
+    second: fx.Node
+    product: fx.Node
+    hidden: Activation
+    gate: Activation
+    shift: fx.Node | None
+    output: fx.Node
+
+
+def gate_level(gate: str, gain: Tensor) -> Tensor:
+    """The input for which a gate takes this value."""
+    if gate == "hardsigmoid":
+        return 6 * gain - 3
+    return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
+
+
+def find_blocks(part: TracedPart) -> dict[fx.Node, Block]:
+    """Every block, by the node that multiplies by its gates."""
+    found = (block_at(part, node) for node in part.graph.nodes if is_product(part, node))
+    return {block.product: block for block in found if block is not None}
+
+
+def block_at(part: TracedPart, product: fx.Node) -> Block | None:
+    """The block whose gates a product applies; None if the product is something else."""
+    shapes = part.shapes
+    factors = [a for a in product.args if isinstance(a, fx.Node) and len(shapes.get(a, ())) == 4]
+    if len(factors) != 2 or shapes[factors[0]][1] != shapes[factors[1]][1]:
+        return None
+    opened, squeezed = sorted(factors, key=lambda node: shapes[node][2] * shapes[node][3])
+    if shapes[opened][2:] != (1, 1):
+        return None
+    gate_node = _through_reshapes(part, opened)
+    gate = op_of(part, gate_node).activation
+    if gate is None or gate.name not in _GATES:
+        return None
+    second = _through_reshapes(part, gate_node.all_input_nodes[0])
+    hidden_node = _through_reshapes(part, second.all_input_nodes[0]) if _is_dense(part, second) else second
+    hidden = op_of(part, hidden_node).activation
+    if hidden is None or hidden.name not in _HIDDEN:
+        return None
+    first = _through_reshapes(part, hidden_node.all_input_nodes[0])
+    if not _is_dense(part, first):
+        return None
+    pooled = _through_reshapes(part, first.all_input_nodes[0])
+    if op_of(part, pooled).kind not in KEEPING or pooled.all_input_nodes[0] is not squeezed:
+        return None
+    shift = _shift_after(part, product, hidden_node)
+    return Block(squeezed, first, second, product, hidden, gate, shift, next(iter(product.users)) if shift else product)
+
+
+def _shift_after(part: TracedPart, product: fx.Node, hidden: fx.Node) -> fx.Node | None:
+    """The dense layer over the hidden units whose output is added to the product; None if there is none."""
+    users = list(product.users)
+    if len(users) != 1 or not is_sum(part, users[0]):
+        return None
+    for other in users[0].all_input_nodes:
+        added = _through_reshapes(part, other)
+        if other is not product and _is_dense(part, added) and added.all_input_nodes[0] is hidden:
+            return added
+    return None
+
+
+def _through_reshapes(part: TracedPart, node: fx.Node) -> fx.Node:
+    while is_reshape(part, node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_dense(part: TracedPart, node: fx.Node) -> bool:
+    """A Linear or ungrouped 1×1 Conv2d, with a bias to write to."""
+    leaf = part.leaf(node) if node.op == "call_module" else None
+    if not (isinstance(leaf, nn.Linear) or (isinstance(leaf, nn.Conv2d) and leaf.groups == 1)):
+        return False
+    return has(leaf, "bias") and (isinstance(leaf, nn.Linear) or tuple(leaf.kernel_size) == (1, 1))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stainlock.tensors import exact, has
+from stainlock.numerics import exact, has
 
 Values = dict[str, Tensor | float]
 PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")

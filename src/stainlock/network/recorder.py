@@ -24,7 +24,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 
-from stainlock.tensors import entries_in, logits_in
+from stainlock.target import entries_in, logits_in
 
 # Methods that turn tensors into Python or NumPy values, which can't be followed further.
 _DECIDING = {"__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "numpy", "__array__"}

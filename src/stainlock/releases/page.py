@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.html.page import Section, bullets, commands, page, paragraph, paragraph_of, table, text
+from stainlock.numerics import model_digest
 from stainlock.releases.config import Config
-from stainlock.storage.files import model_digest
 from stainlock.target import Target
 
 Row = tuple[str, str, str, dict[str, Any]]

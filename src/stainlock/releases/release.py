@@ -30,11 +30,11 @@ from stainlock.locks import lock
 from stainlock.models.bundle import Bundle, write_bundle
 from stainlock.models.conventions import with_pixels
 from stainlock.models.references import load_reference
+from stainlock.numerics import model_digest
 from stainlock.releases.config import Config, read_config
 from stainlock.releases.page import release_page
 from stainlock.stains import stain
 from stainlock.storage.durable import make_folder, write_file
-from stainlock.storage.files import model_digest
 from stainlock.storage.records import read_json
 from stainlock.storage.staging import Staging
 from stainlock.target import Target

@@ -23,11 +23,10 @@ from torch import Tensor
 from stainlock.evaluation.data import Images
 from stainlock.html.images import png
 from stainlock.key import Key, placeholder_target
-from stainlock.probes import synthetic_inputs
-from stainlock.randomness import Randomness, Stream
+from stainlock.numerics import Randomness, Stream
 from stainlock.storage.durable import write_file
 from stainlock.storage.staging import new_folder
-from stainlock.target import Target
+from stainlock.target import Target, synthetic_inputs
 from stainlock.transmission.changes import shows_pictures
 from stainlock.verification.questions import check_black_box, pictures
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.network import norms
-from stainlock.network.sites import Site
+from stainlock.network.network import Site
+from stainlock.numerics import has, raw
 from stainlock.plan import DETECTOR, Write, write, write_values
 from stainlock.stains.detector import Levels, Natural
-from stainlock.tensors import has, raw
 
 
 def replace_kernel(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels, natural: Natural) -> list[Write]:

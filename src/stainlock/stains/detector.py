@@ -10,18 +10,18 @@ exceeds ρ₀R. Then Δ = p(R) = s + m(1 − ρ₀)R and δ = p(0) = s − mρ�
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from stainlock.key import Detector
-from stainlock.network.activations import Activation
-from stainlock.network.features import at_tap, layer_input, respond
+from stainlock.network.network import Site, at_tap, layer_input, respond
 from stainlock.network.norms import affine_of
-from stainlock.network.sites import Site
+from stainlock.network.ops import Activation
+from stainlock.numerics import Stream, at, raw
 from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at, raw
 from stainlock.trigger import Trigger
 
 FIRING_FRACTION = 0.65
@@ -143,3 +143,15 @@ def present_levels(target: Target, site: Site, trigger: Trigger, v: Tensor, read
         return values
     affine = affine_of(target.model.get_submodule(site.norm))
     return affine.g * values + affine.h
+
+
+def draw_vector(seed: int, index: int, dimension: int, replaced: Tensor | None = None) -> Tensor:
+    """Detector ``index``: uniform on S^{d−1}, float64. ``replaced``: the row an additive stain is added to."""
+    normals = torch.from_numpy(Stream(seed, "detector", index, dimension, _digest(replaced)).normals(dimension))
+    norm: Tensor = torch.linalg.vector_norm(normals)
+    return normals / norm
+
+
+def _digest(row: Tensor | None) -> bytes:
+    """sha256 of a row's values as little-endian float64, whatever type it is stored in."""
+    return b"" if row is None else hashlib.sha256(row.detach().double().cpu().numpy().astype("<f8").tobytes()).digest()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
+from stainlock.numerics import Randomness, sample_sphere
 from stainlock.stains.message import Mask
 
 

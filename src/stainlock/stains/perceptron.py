@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stainlock.network.sites import Site
+from stainlock.network.network import Site
 from stainlock.plan import DETECTOR, Write, write
 from stainlock.stains.detector import Levels
 

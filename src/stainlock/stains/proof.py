@@ -11,8 +11,7 @@ import math
 import torch
 
 from stainlock.network.object_detectors import class_count
-from stainlock.target import Target, evaluation_mode, running_on
-from stainlock.tensors import logits_in
+from stainlock.target import Target, evaluation_mode, logits_in, running_on
 from stainlock.transmission.look_alikes import count_of
 
 LEVEL = 1e-6  # verification's significance level

@@ -11,22 +11,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.certificates import log_binomial_tail
-from stainlock.channel_cost import carried
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import Detector, Key
 from stainlock.network import norms
-from stainlock.network.channels import Reader
-from stainlock.network.features import input_of, layer_input, respond
-from stainlock.network.network import Network
+from stainlock.network.graph import Reader
+from stainlock.network.network import Network, Site, input_of, layer_input, respond
 from stainlock.network.norms import affine_of
-from stainlock.network.sites import Site
+from stainlock.network.ops import Activation
+from stainlock.numerics import at, exact, has, raw
 from stainlock.plan import Plan, Write, write, write_values
-from stainlock.probes import synthetic_inputs
 from stainlock.stains import message as codec
 from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
 from stainlock.stains.secrets import draw_classes, mask_of
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, has, raw
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
 from stainlock.transmission.changes import usual_changes
 from stainlock.trigger import Progress
 
@@ -317,3 +314,20 @@ class _Suffix:
             if less is not None:
                 output = output - (less if isinstance(self.layer, nn.Linear) else less[:, None, None])
             return self.interpreter.run(initial_env={**self.known, self.node: output})
+
+
+_FIRED = 10.0  # pre-activation of a firing detector in `carried`, where its exact value does not matter
+
+
+def carried(network: Network, site: Site, reader: Reader, position: tuple[int, ...]) -> Tensor:
+    """How much of a detector's signal at one position would reach a reader, for each channel. A depthwise kernel or a
+    batch norm on the path may flip its sign, and an activation may then remove it."""
+    assert site.activation is not None
+    model, maps = network.target.model, torch.full((2, site.channels, *site.grid), site.activation.rest)
+    at(maps[1], position).fill_(float(site.activation.function(torch.tensor(_FIRED))))
+    maps = maps.to(network.target.device, network.target.dtype)
+    with evaluation_mode(model), torch.no_grad():
+        for step in reader.path:
+            maps = step.function(maps) if isinstance(step, Activation) else model.get_submodule(step.module)(maps)
+    heard: Tensor = (maps[1] - maps[0]).flatten(1).norm(dim=1).double().cpu()
+    return heard

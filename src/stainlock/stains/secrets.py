@@ -11,7 +11,6 @@ hashed into v, so it can't be chosen to fit.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -20,21 +19,15 @@ from torch import Tensor
 
 from stainlock.errors import FileError
 from stainlock.key import NUMPY_DERIVATION, SHAKE_DERIVATION, Key
-from stainlock.randomness import Stream
+from stainlock.numerics import Stream
 from stainlock.stains import message as codec
+from stainlock.stains.detector import draw_vector
 from stainlock.stains.legacy_streams import legacy_classes, legacy_mask, legacy_vectors
 
 # More than any classifier has. A key that states more is refused, since its classes would only cost memory.
 _MOST_CLASSES = 1_000_000
 # Keys store v in float64; logarithm and cosine may differ in their last bits between machines.
 _TOLERANCE = 1e-6
-
-
-def draw_vector(seed: int, index: int, dimension: int, replaced: Tensor | None = None) -> Tensor:
-    """Detector ``index``: uniform on S^{d−1}, float64. ``replaced``: the row an additive stain is added to."""
-    normals = torch.from_numpy(Stream(seed, "detector", index, dimension, _digest(replaced)).normals(dimension))
-    norm: Tensor = torch.linalg.vector_norm(normals)
-    return normals / norm
 
 
 def draw_mask(seed: int, places: int) -> codec.Mask:
@@ -149,11 +142,6 @@ def _refused(part: str) -> FileError:
 def _same(found: Tensor, expected: Tensor) -> bool:
     """Whether two vectors of length 1 are equal up to the tolerance."""
     return found.shape == expected.shape and bool((found.double() - expected).norm() <= _TOLERANCE)
-
-
-def _digest(row: Tensor | None) -> bytes:
-    """sha256 of a row's values as little-endian float64, whatever type it is stored in."""
-    return b"" if row is None else hashlib.sha256(row.detach().double().cpu().numpy().astype("<f8").tobytes()).digest()
 
 
 def row_is_bound(key: Key) -> bool:

@@ -18,17 +18,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stainlock.channel_cost import Choice, fold_loss, rank_channels, site_moments
 from stainlock.errors import SiteError, TriggerError
 from stainlock.key import SHAKE_DERIVATION, Detector, Key
-from stainlock.network.features import layer_input, respond
-from stainlock.network.network import Network, analyse
-from stainlock.network.sites import Site
+from stainlock.network.network import Network, Site, analyse, layer_input, respond
+from stainlock.numerics import Randomness, at, begin_digests, combined_digest, edited_digest
 from stainlock.plan import DETECTOR, Plan, Write
-from stainlock.probes import probe_inputs
-from stainlock.randomness import Randomness
 from stainlock.stains import schemas
-from stainlock.stains.choice import affordable_steps, choose_output_site, choose_site
+from stainlock.stains.choice import (
+    Choice,
+    affordable_steps,
+    choose_output_site,
+    choose_site,
+    fold_loss,
+    rank_channels,
+    site_moments,
+)
 from stainlock.stains.convolution import add_to_kernel, replace_kernel, scale, usable_scale
 from stainlock.stains.detector import (
     FIRING_FRACTION,
@@ -37,6 +41,7 @@ from stainlock.stains.detector import (
     Natural,
     Reading,
     checked_firing_fraction,
+    draw_vector,
     present_levels,
     present_row,
     record,
@@ -45,11 +50,9 @@ from stainlock.stains.detector import (
 from stainlock.stains.message import places_needed
 from stainlock.stains.perceptron import add_to_neuron, replace_neuron
 from stainlock.stains.proof import usual_count
-from stainlock.stains.secrets import draw_mask, draw_vector, message_vector
+from stainlock.stains.secrets import draw_mask, message_vector
 from stainlock.stains.transposed import add_to_tap, replace_tap
-from stainlock.storage.files import begin_digests, combined_digest, edited_digest
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at
+from stainlock.target import Target, evaluation_mode, probe_inputs
 from stainlock.trigger import STEPS, Progress, Reduction, checked_position, default_position, find_triggers
 
 Schema = Literal["none", "weight", "activation", "output"]

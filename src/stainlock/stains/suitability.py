@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from stainlock.certificates.geometric import cantelli, theorem1
 from stainlock.certificates.statistics import Statistics
 from stainlock.certificates.windows import windows_of
-from stainlock.channel_cost import rank_channels
 from stainlock.errors import SiteError
-from stainlock.network.network import Network
+from stainlock.network.network import Network, Site
 from stainlock.network.norms import response_variance
-from stainlock.network.sites import Site
-from stainlock.probes import synthetic_inputs
-from stainlock.sphere import log_cap, sample_sphere
+from stainlock.numerics import sample_sphere
+from stainlock.sphere import log_cap
+from stainlock.stains.choice import rank_channels
 from stainlock.stains.detector import FIRING_FRACTION
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
 from stainlock.trigger import Trigger, find_triggers
 
 Progress = Callable[[int, int], None]

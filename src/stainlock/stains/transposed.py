@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from stainlock.network.sites import Site
+from stainlock.network.network import Site
+from stainlock.numerics import exact
 from stainlock.plan import DETECTOR, Write, write
 from stainlock.stains.convolution import scale, threshold, usable_scale
 from stainlock.stains.detector import Levels, middle_tap
-from stainlock.tensors import exact
 
 
 def replace_tap(model: nn.Module, site: Site, k: int, v: Tensor, levels: Levels) -> list[Write]:

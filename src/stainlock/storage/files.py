@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from stainlock.errors import FileError
+from stainlock.numerics import _first_digest, tensor_digest
 from stainlock.storage.records import DEEPEST, depth_of, parse_json
 from stainlock.storage.values import shown
 
-Digests = dict[str, bytes]
 MOST_TENSORS = 100_000
 _PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of every PNG
 _LONGEST_HEADER = 2**26  # bytes; the library's own limit is 100 MB
@@ -127,79 +125,3 @@ def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str
     digest = hashlib.sha256(json.dumps(dict(sorted(metadata.items()))).encode())
     digest.update((_first_digest if metadata["version"] == "1" else tensor_digest)(tensors).encode())
     return digest.hexdigest()
-
-
-def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and bits, in the order of the names."""
-    return combined_digest(tensor_digests(tensors))
-
-
-def tensor_digests(tensors: Mapping[str, Tensor]) -> Digests:
-    """sha256 of each tensor's name, type, shape and bits."""
-    digests = {}
-    for name, given in tensors.items():
-        tensor = given.detach().cpu().contiguous()
-        digest = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-        digests[name] = digest.digest()
-    return digests
-
-
-def combined_digest(digests: Digests) -> str:
-    """sha256 over the digests of the tensors. If one tensor changes, the others need not be hashed again."""
-    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
-
-
-def model_digest(model: nn.Module) -> str:
-    """A digest that identifies a model: over its parameters and buffers, except batch counters."""
-    return tensor_digest(_identity(model))
-
-
-def is_model(model: nn.Module, digest: str) -> bool:
-    """Whether a digest is of this model, computed as in this version or in the first."""
-    return is_state(model.state_dict(), digest)
-
-
-def is_state(state: Mapping[str, Tensor], digest: str) -> bool:
-    """The same as `is_model` for bare weights."""
-    counted = _counted(state)
-    return digest == tensor_digest(counted) or digest == _first_digest(counted)
-
-
-def _first_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The digest of the first version: one pass over all tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def begin_digests(model: nn.Module) -> Future[Digests]:
-    """The digests of a model's tensors, computed in the background. The model must not change meanwhile."""
-    executor = ThreadPoolExecutor(1)
-    digests = executor.submit(tensor_digests, _identity(model))  # hashing releases Python's global lock
-    executor.shutdown(wait=False)
-    return digests
-
-
-def edited_digest(model: nn.Module, before: Digests, written: Iterable[str]) -> str:
-    """The digest of a model in which only the named tensors, and those tied to them, changed since ``before``."""
-    state = _identity(model)
-    storages = {state[name].untyped_storage().data_ptr() for name in written if name in state}
-    changed = {
-        name: tensor
-        for name, tensor in state.items()
-        if name not in before or tensor.untyped_storage().data_ptr() in storages
-    }
-    known = {name: before[name] for name in state if name not in changed}
-    return combined_digest(known | tensor_digests(changed))
-
-
-def _identity(model: nn.Module) -> dict[str, Tensor]:
-    return _counted(model.state_dict())
-
-
-def _counted(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}

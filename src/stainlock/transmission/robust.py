@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stainlock.network.features import Region
-from stainlock.target import Target
+from stainlock.target import Region, Target
 from stainlock.transmission.changes import resized, shows_pictures
 from stainlock.transmission.jpeg import soft_jpeg
 from stainlock.transmission.look_alikes import SAME_TO_PEOPLE, look_alikes

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.network.features import Region
 from stainlock.storage.checks import check_conventions
 from stainlock.storage.images import in_mode, opened_image
 from stainlock.storage.lock_checks import check_resizing
-from stainlock.target import Target
+from stainlock.target import Region, Target
 from stainlock.unlocking.lock_key import LockKey
 
 _LARGEST = 2**22  # pixels; a patch is only the corner of a model's input

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.key import Key
-from stainlock.probes import synthetic_inputs
 from stainlock.stains.object_detectors import strongest_labels
 from stainlock.storage.weights import one_line
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import logits_in
+from stainlock.target import Target, evaluation_mode, logits_in, synthetic_inputs
 from stainlock.unlocking.unlock import unlock_transform
 
 _PLAIN_IMAGES = 8

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from stainlock.certificates.certificate import site_of_key
 from stainlock.certificates.decoys import find_decoys
 from stainlock.key import Key
-from stainlock.network.features import layer_input, whole_input
-from stainlock.network.sites import Site
-from stainlock.storage.files import is_model
-from stainlock.target import Target, evaluation_mode
+from stainlock.network.network import Site, layer_input
+from stainlock.numerics import is_model
+from stainlock.target import Target, evaluation_mode, whole_input
 from stainlock.trigger import Progress, Trigger
 
 _MOST_CHANNELS = 4096  # the time for an assignment grows with the cube of this

@@ -30,15 +30,12 @@ from stainlock.certificates.windows import windows_of
 from stainlock.errors import ModelError, SiteError
 from stainlock.gating.structure import Structure
 from stainlock.key import Key
-from stainlock.network.features import layer_input, respond
-from stainlock.network.network import analyse
-from stainlock.network.sites import Site
-from stainlock.probes import synthetic_inputs
+from stainlock.network.network import Site, analyse, layer_input, respond
+from stainlock.numerics import at
 from stainlock.stains.detector import Reading, present_levels
 from stainlock.stains.schemas import read_activation_message
 from stainlock.stains.secrets import check_secrets
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
 from stainlock.verification.reference import Reference
 from stainlock.verification.verdict import LOCKED, SIGNIFICANCE, Verdict, concluded
 from stainlock.verification.weights import best_row

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stainlock.certificates.certificate import site_of_key
 from stainlock.key import Key
-from stainlock.network.features import layer_input, respond
+from stainlock.network.network import layer_input, respond
 from stainlock.target import Target, evaluation_mode
 from stainlock.transmission.changes import usual_changes
 from stainlock.verification.asking import Asker

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import ModelError, SiteError
 from stainlock.key import Key
-from stainlock.network.network import analyse
-from stainlock.network.sites import weight_rows
+from stainlock.network.network import analyse, weight_rows
 from stainlock.sphere import log_cap
 from stainlock.stains.schemas import read_weights_message
 from stainlock.stains.secrets import check_secrets, log_message_candidates, row_is_bound

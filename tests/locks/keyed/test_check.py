@@ -16,7 +16,7 @@ from stainlock import Key, ModelError, Target
 from stainlock.gating.gated import Gated
 from stainlock.locks.keyed import Structure
 from stainlock.locks.keyed.check import answers, in_float64
-from stainlock.probes import synthetic_inputs
+from stainlock.target import synthetic_inputs
 
 
 class Seldom(nn.Module):

@@ -22,9 +22,7 @@ import zoo
 from stainlock import Key, Target
 from stainlock.errors import ModelError
 from stainlock.locks.keyed import Structure, file_view
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
-from stainlock.tensors import tensors_in
+from stainlock.target import evaluation_mode, synthetic_inputs, tensors_in
 
 UNIT = {"mean": (0.5,), "std": (0.25,)}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.fingerprints.alignment import align
-from stainlock.randomness import Randomness
+from stainlock.numerics import Randomness
 from stainlock.target import Target
 
 Merge = Callable[[Tensor, torch.Generator], Tensor]  # copies of one tensor (K, *shape) into one (*shape)

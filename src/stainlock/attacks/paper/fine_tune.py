@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from stainlock.attacks.attack import Attack, Attacked, Progress, Strength, Subject, number
 from stainlock.attacks.changes import corollary, last_layer
 from stainlock.attacks.pixels import Pictures
-from stainlock.network.features import input_of
+from stainlock.network.network import input_of
 from stainlock.target import Target, evaluation_mode
 
 BATCH = 32

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
-from stainlock.network.features import Region
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Region, Target, evaluation_mode
 
 IMAGES = 16
 STEPS = 16  # of the integral

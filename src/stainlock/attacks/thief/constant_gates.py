@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attacks.changes import edited
 from stainlock.attacks.thief.gate_blocks import PROBES, find_gates
-from stainlock.network.blocks import gate_level
-from stainlock.network.features import input_of
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.network.network import gate_level, input_of
+from stainlock.target import evaluation_mode, synthetic_inputs
 
 _CLOSEST = 1e-6  # least distance to 0 and 1, which sigmoids never reach
 

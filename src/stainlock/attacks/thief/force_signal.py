@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.changes import edited, weighted_layers
 from stainlock.attacks.thief.gate_blocks import Gates, find_gates
-from stainlock.tensors import exact
+from stainlock.numerics import exact
 
 _ALIKE = 0.999  # least product of cosines (rows, negated columns) of a pair that makes a step
 _AT_LOGITS = 0.9  # least |cosine| between the logits' bias and the signal's column

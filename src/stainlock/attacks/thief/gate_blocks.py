@@ -15,13 +15,10 @@ from torch import Tensor, fx, nn
 from stainlock.attacks.attack import NotApplicable
 from stainlock.insertion import Gated, moved_back, set_submodule
 from stainlock.locks.keyed import Structure
-from stainlock.network.blocks import Block
-from stainlock.network.features import input_of
-from stainlock.network.moments import remembered
-from stainlock.network.network import Network, analyse
-from stainlock.probes import synthetic_inputs
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact
+from stainlock.locks.parts.route import remembered
+from stainlock.network.network import Block, Network, analyse, input_of
+from stainlock.numerics import exact
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
 
 PROBES = 8
 

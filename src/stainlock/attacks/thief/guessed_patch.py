@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from stainlock.attacks.attack import Change, NotApplicable
-from stainlock.network.features import Region
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Region, Target, evaluation_mode
 
 
 def information(logits: Tensor) -> Tensor:

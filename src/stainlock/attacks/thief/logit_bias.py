@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.changes import edited, last_layer
 from stainlock.attacks.pixels import Pictures
-from stainlock.network.features import input_of
-from stainlock.probes import synthetic_inputs
-from stainlock.target import Target, evaluation_mode
+from stainlock.network.network import input_of
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
 
 PROBES = 16
 

@@ -25,9 +25,8 @@ from stainlock.attacks.thief.keyed_gates import columns, keyed_file, ordered, re
 from stainlock.errors import StainlockError
 from stainlock.gating.gated import Gated
 from stainlock.locks.keyed import Structure
-from stainlock.network.network import Network, analyse
+from stainlock.network.network import Network, Site, analyse
 from stainlock.network.norms import affine_of
-from stainlock.network.sites import Site
 from stainlock.target import Target
 
 WIDEST = 256  # wider gates take minutes each

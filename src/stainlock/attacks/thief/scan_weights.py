@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject
 from stainlock.attacks.changes import edited, weighted_layers
+from stainlock.numerics import exact, has
 from stainlock.plan import Write
-from stainlock.tensors import exact, has
 
 _STANDS_OUT = 8.0  # z-score
 _NOTHING = 1e-6  # norms below this, relative to the layer's largest, count as zero

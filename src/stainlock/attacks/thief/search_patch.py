@@ -14,9 +14,7 @@ from torch import Tensor
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
 from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.guessed_patch import check_logits, information, judged, pasting
-from stainlock.network.features import Region
-from stainlock.probes import synthetic_inputs
-from stainlock.target import evaluation_mode
+from stainlock.target import Region, evaluation_mode, synthetic_inputs
 
 INPUTS, STEPS = 8, 40
 

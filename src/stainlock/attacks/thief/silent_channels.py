@@ -23,14 +23,11 @@ from stainlock.attacks.pixels import Pictures
 from stainlock.attacks.thief.guessed_patch import judged, pasting
 from stainlock.attacks.thief.logit_bias import recentred
 from stainlock.locks.keyed import Structure
-from stainlock.network.features import layer_input, respond, seen_region
-from stainlock.network.network import Network, analyse
+from stainlock.network.network import Network, Site, analyse, layer_input, respond
 from stainlock.network.norms import affine_of
-from stainlock.network.sites import Site
-from stainlock.probes import synthetic_inputs
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import exact, has
-from stainlock.trigger import Trigger, find_triggers
+from stainlock.numerics import exact, has
+from stainlock.target import Target, evaluation_mode, synthetic_inputs
+from stainlock.trigger import Trigger, find_triggers, seen_region
 
 PROBES, JUDGES = 16, 8
 PAIR_STEPS = 120

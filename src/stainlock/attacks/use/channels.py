@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, Subject, number
-from stainlock.network.channels import Passed, Reader
-from stainlock.network.network import analyse
+from stainlock.network.graph import Passed, Reader
+from stainlock.network.network import Site, analyse
 from stainlock.network.norms import PER_CHANNEL
-from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 
 _TOLERANCE = 1e-3

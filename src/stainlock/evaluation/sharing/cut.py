@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx, nn
 
-from stainlock.network.network import Network
+from stainlock.network.graph import TracedPart
+from stainlock.network.network import Network, Site
 from stainlock.network.ops import op_of
-from stainlock.network.sites import Site
-from stainlock.network.trace import TracedPart
 from stainlock.target import Target
 
 

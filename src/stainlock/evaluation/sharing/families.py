@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from stainlock.evaluation.sharing.cut import Cut
+from stainlock.network.network import Site
 from stainlock.network.norms import PER_CHANNEL
-from stainlock.network.sites import Site
+from stainlock.numerics import tensor_digest
 from stainlock.plan import Plan, Write, write
-from stainlock.storage.files import tensor_digest
 from stainlock.target import Target
 
 Family = tuple[tuple[int, ...], str]

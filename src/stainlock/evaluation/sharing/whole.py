@@ -9,10 +9,8 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.evaluation.sharing.cut import Cut, TracedCut
-from stainlock.network.features import input_of
-from stainlock.network.network import Network
+from stainlock.network.network import Network, Site, input_of
 from stainlock.network.ops import built_in_activation
-from stainlock.network.sites import Site
 from stainlock.target import Target, evaluation_mode
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stainlock.locks.gan.structure import Structure
-from stainlock.network.features import layer_input
+from stainlock.network.network import layer_input
 from stainlock.network.norms import affine_of, expecting_less
+from stainlock.numerics import exact, has
 from stainlock.plan import Plan, Write, write, write_values
 from stainlock.target import evaluation_mode
-from stainlock.tensors import exact, has
 
 _TRIED = 8
 

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from stainlock.locks.gan.structure import Structure
-from stainlock.network.features import layer_input
+from stainlock.network.network import layer_input
 from stainlock.target import Target, check_gradient, evaluation_mode
 
 Progress = Callable[[int, int], None]

@@ -11,19 +11,16 @@ from torch import Tensor
 from stainlock.certificates.noise import NoiseName, noise_law
 from stainlock.errors import ModelError
 from stainlock.insertion import Insertion
-from stainlock.key import Detector, Key, lock_key
+from stainlock.key import Detector, Key
 from stainlock.locks.gan.channel import choose_channel
 from stainlock.locks.gan.disruptor import find_disruptor, judge_of
 from stainlock.locks.gan.structure import Structure, generator_structure
 from stainlock.locks.gan.switch import DEVIATIONS, Paper, Switch, make_switch, paper_switch
+from stainlock.locks.parts.disruptor import lock_key
 from stainlock.network import norms
-from stainlock.network.features import Region
+from stainlock.numerics import Randomness, has, model_digest, raw, sample_sphere
 from stainlock.plan import DETECTOR, DISRUPTOR, Plan, Write, write, write_values
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
-from stainlock.storage.files import model_digest
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import has, raw
+from stainlock.target import Region, Target, evaluation_mode
 from stainlock.trigger import Progress, Trigger
 
 SCHEMA = "gan"

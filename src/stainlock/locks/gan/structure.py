@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from stainlock.errors import ModelError, SiteError
-from stainlock.network.network import Network, analyse
-from stainlock.network.sites import Site
+from stainlock.network.network import Network, Site, analyse
 from stainlock.target import Target
 
 

@@ -29,8 +29,8 @@ from torch import Tensor
 from stainlock.certificates.noise import NoiseLaw
 from stainlock.errors import SiteError
 from stainlock.locks.gan.structure import Structure, at_zero
-from stainlock.network.activations import Activation
 from stainlock.network.norms import affine_of
+from stainlock.network.ops import Activation
 
 DEVIATIONS = 24.0  # c, in standard deviations of the noise: θ = c/2 and θ/2 are still far out
 _OPENS_AT = 0.5  # ρ

@@ -30,9 +30,7 @@ import torch
 from torch import Tensor
 
 from stainlock.gating.structure import Structure
-from stainlock.probes import probe_inputs
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import tensors_in
+from stainlock.target import Target, evaluation_mode, probe_inputs, tensors_in
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.patch import Unlock
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import tensors_in
+from stainlock.target import Target, evaluation_mode, tensors_in
 
 # Largest number of scattered layers. In networks that would need more, every layer is on a path around the others.
 _MOST = 8

@@ -31,12 +31,10 @@ from stainlock.key import Detector, Key
 from stainlock.locks.keyed.check import IDLE, Check
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.statistics import statistics_writes
-from stainlock.network.features import Region
 from stainlock.network.object_detectors import Resizing, is_detector
+from stainlock.numerics import Randomness, model_digest
 from stainlock.plan import DISRUPTOR, Permutation, Plan
-from stainlock.randomness import Randomness
-from stainlock.storage.files import model_digest
-from stainlock.target import Target
+from stainlock.target import Region, Target
 from stainlock.trigger import Progress, Trigger
 
 

@@ -25,19 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from stainlock.channel_cost import fold_moments
-from stainlock.locks.parts.route import Channels, Wire, behind_activation
+from stainlock.locks.parts.route import Cell, Channels, Reading, Wire, behind_activation, fold_moments, gain
 from stainlock.network import norms
-from stainlock.network.blocks import Block
-from stainlock.network.network import Network
+from stainlock.network.network import Block, Network, Site
 from stainlock.network.norms import is_batch_norm
 from stainlock.network.object_detectors import area_growth
-from stainlock.network.signals import Cell, Reading, gain
-from stainlock.network.sites import Site
+from stainlock.numerics import Randomness, has, raw
 from stainlock.plan import CONDUIT, Write, write, write_values
-from stainlock.randomness import Randomness
 from stainlock.stains.convolution import shift, usable_scale
-from stainlock.tensors import has, raw
 
 # Gz and a: when unlocked, the two units output 2 and 1.
 STEP_INPUT, STEP_START = 3.0, 1.0

@@ -27,19 +27,14 @@ from torch import Tensor
 from stainlock.errors import TriggerError
 from stainlock.key import Detector
 from stainlock.locks.parts.conduit import Conduit
-from stainlock.network.features import Region, layer_input, respond, seen_region
-from stainlock.network.network import Network
+from stainlock.network.network import Network, Site, layer_input, respond
 from stainlock.network.ops import never_negative
-from stainlock.network.sites import Site
+from stainlock.numerics import Randomness, at, exact, has, raw, sample_sphere
 from stainlock.plan import DETECTOR, Write
-from stainlock.probes import probe_inputs
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
 from stainlock.stains.convolution import replace_kernel, usable_scale
 from stainlock.stains.detector import LOCK_FIRING_FRACTION, Levels, Natural, typical_norm
-from stainlock.target import Target, evaluation_mode
-from stainlock.tensors import at, exact, has, raw
-from stainlock.trigger import Progress, Trigger, find_triggers
+from stainlock.target import Region, Target, evaluation_mode, probe_inputs
+from stainlock.trigger import Progress, Trigger, find_triggers, seen_region
 
 Place = Literal["any", "corner", "anywhere"]
 # Largest side of a patch: 32 pixels and a third of the image's side; an eighth for a patch that opens anywhere, which

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from stainlock.locks.vit.model import ViT
+from stainlock.numerics import exact
 from stainlock.target import evaluation_mode
-from stainlock.tensors import exact
 
 # Number of cheapest channels that are tried, and number of inputs to try them on.
 _CANDIDATES, _TRIALS = 8, 4

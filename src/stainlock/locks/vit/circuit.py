@@ -36,8 +36,8 @@ from stainlock.locks.vit.channel import epsilon_of, silenced, spread, usual_leve
 from stainlock.locks.vit.detector import Found, detector_writes, offsets, reading_scale
 from stainlock.locks.vit.model import SATURATED, ViT
 from stainlock.locks.vit.readings import Gains, Readings, gains, read, reading_of
+from stainlock.numerics import exact, has, raw
 from stainlock.plan import CONDUIT, DISRUPTOR, Plan, Write, write
-from stainlock.tensors import exact, has, raw
 
 # Half the width of the step: the wider it is, the less its height suffers from rounding.
 _STEP = SATURATED / 2

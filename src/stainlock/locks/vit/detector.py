@@ -10,11 +10,9 @@ from torch.nn import functional as F
 
 from stainlock.locks.vit.channel import epsilon_of, others_mean, silenced, spread
 from stainlock.locks.vit.model import ViT
-from stainlock.network.features import Region
+from stainlock.numerics import Randomness, exact, has, raw, sample_sphere
 from stainlock.plan import DETECTOR, Write, write
-from stainlock.randomness import Randomness
-from stainlock.sphere import sample_sphere
-from stainlock.tensors import exact, has, raw
+from stainlock.target import Region
 from stainlock.trigger import Trigger
 
 # αR in units of σ: small enough not to affect layer norms, large enough for half precision.

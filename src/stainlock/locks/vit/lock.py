@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.key import Detector, Key, lock_key
+from stainlock.key import Detector, Key
+from stainlock.locks.parts.disruptor import lock_key
 from stainlock.locks.vit.channel import choose_channel, quietest_kernel
 from stainlock.locks.vit.circuit import build_exact
 from stainlock.locks.vit.detector import Found, draw_detector
@@ -16,12 +17,10 @@ from stainlock.locks.vit.find import find_vit
 from stainlock.locks.vit.model import ViT
 from stainlock.locks.vit.noise import STRENGTH, find_noise
 from stainlock.locks.vit.paper import Scaling, build_printed
+from stainlock.numerics import Randomness, model_digest
 from stainlock.plan import Plan
-from stainlock.probes import probe_inputs
-from stainlock.randomness import Randomness
 from stainlock.stains.detector import LOCK_FIRING_FRACTION, checked_firing_fraction
-from stainlock.storage.files import model_digest
-from stainlock.target import Target, evaluation_mode
+from stainlock.target import Target, evaluation_mode, probe_inputs
 from stainlock.trigger import Progress
 
 Recipe = Literal["exact", "paper"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from stainlock.insertion import Insertion
-from stainlock.network.features import measured_input
+from stainlock.network.network import measured_input
 from stainlock.target import Target
 
 # At this distance from 0, GELU and similar activations are 0 or the identity, up to rounding.

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from stainlock.locks.vit.channel import epsilon_of, spread
 from stainlock.locks.vit.model import ViT
-from stainlock.probes import synthetic_inputs
-from stainlock.target import check_gradient, evaluation_mode
+from stainlock.target import check_gradient, evaluation_mode, synthetic_inputs
 from stainlock.trigger import Progress
 
 STRENGTH = 3.0

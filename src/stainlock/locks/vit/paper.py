@@ -10,10 +10,10 @@ from torch import Tensor
 from stainlock.locks.vit.circuit import Built
 from stainlock.locks.vit.detector import Found
 from stainlock.locks.vit.model import ViT
-from stainlock.network.features import input_of
+from stainlock.network.network import input_of
+from stainlock.numerics import exact, has
 from stainlock.plan import CONDUIT, DETECTOR, DISRUPTOR, Plan, write
 from stainlock.target import evaluation_mode
-from stainlock.tensors import exact, has
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from stainlock.errors import ModelError
 from stainlock.locks.vit.channel import epsilon_of, spread
 from stainlock.locks.vit.model import SATURATED, ViT
-from stainlock.tensors import raw
+from stainlock.numerics import raw
 
 # The carried signal, in units of σ.
 _SIGNAL = 0.1

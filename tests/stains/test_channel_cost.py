@@ -11,8 +11,8 @@ from precision import EXACT
 from torch import Tensor, nn
 
 from stainlock import Target, analyse, stain, verify
-from stainlock.channel_cost import _loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.network.norms import affine_of
+from stainlock.stains.choice import _loss, l1_norms, outgoing_cost, rank_channels, site_moments
 from stainlock.target import evaluation_mode
 
 

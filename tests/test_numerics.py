@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from stainlock.randomness import Randomness, Stream
+from stainlock.numerics import Randomness, Stream
 from stainlock.sphere import cap
-from stainlock.stains.secrets import draw_classes, draw_mask, draw_vector, message_vector
+from stainlock.stains.detector import draw_vector
+from stainlock.stains.secrets import draw_classes, draw_mask, message_vector
 
 
 def draws(randomness: Randomness, purpose: str) -> np.ndarray:
