@@ -34,7 +34,7 @@ MUTANTS = (
     *_of(
         "verification/response.py", f"{RESPONSE} {P_VALUES}",
         ("log_p = min(log_p, by_signs) + math.log(2)", "log_p = min(log_p, by_signs)"),
-        ('int(key.details["message_bytes"]) + 2\n', 'int(key.details["message_bytes"])\n'),
+        ("MessageFacts.of(key).message_bytes + 2\n", "MessageFacts.of(key).message_bytes\n"),
         ("_finite(values - values.mean(0))", "_finite(values)"),
         ("_RIDGES = (1e-6, 1e-4, 1e-2)", "_RIDGES = (1e-1, 1.0, 1e2)"),
         ("% (len(explaining) // len(_RIDGES))", "% len(explaining)"),
@@ -94,8 +94,8 @@ MUTANTS = (
     *_of(
         "stains/secrets.py", "tests/test_forgeries.py tests/test_numerics.py",
         ('Stream(seed, "class", index, total)', 'Stream(seed, "class", 0, total)'),
-        ('return 8 * math.log(2) * int(key.details["message_bytes"])', "return 0.0 * len(key.details)"),
-        ('int(key.details.get("candidates", 1)) / int', "1 / int"),
+        ("return 8 * math.log(2) * MessageFacts.of(key).message_bytes", "return 0.0 * len(key.details)"),
+        ("return facts.candidates / facts", "return 1 / facts"),
         ("        if not _same(found.vector, vector):", "        if i == 0 and not _same(found.vector, vector):"),
         ("        if own - first not in choices:", "        if False:"),
         ("return key.additive and not is_legacy(key)", "return key.additive"),

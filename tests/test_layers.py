@@ -21,7 +21,7 @@ LAYERS = (
     # What a model computes
     "network", "transmission", "trigger",
     # Keys, and what they open
-    "unlocking", "key", "kits",
+    "facts", "unlocking", "key", "kits",
     # Protecting a model, and proving it
     "certificates", "stains", "locks", "inspection", "verification", "commitments", "evidence",
     # Measuring what that costs and withstands

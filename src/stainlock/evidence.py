@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stainlock.commitments.check import Check
+from stainlock.facts import OutputFacts
 from stainlock.html.evidence import as_json, facts_table, in_words, repetition, versions
 from stainlock.html.images import png
 from stainlock.html.page import Section, bullets, figure, grid, page, paragraph, text
@@ -144,7 +145,7 @@ def _pictures(evidence: Evidence) -> list[Section]:
     for i, detector in enumerate(key.detectors[:_MOST_PICTURES]):
         caption = f"trigger {i + 1}"
         if key.schema == "output":
-            caption += f": its class is {key.details['classes'][i]}"
+            caption += f": its class is {OutputFacts.of(key).classes[i]}"
         if i in evidence.answers:
             labels = evidence.answers[i]
             caption += "; no answer" if labels is None else f"; answered {', '.join(map(str, labels[:5])) or 'nothing'}"

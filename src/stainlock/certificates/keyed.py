@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stainlock.facts import KeyedFacts
 from stainlock.gating.reader import Layout
 from stainlock.key import Key
 from stainlock.target import Target
@@ -47,7 +48,7 @@ def certify_keyed(target: Target, key: Key, batches: Iterable[Tensor] = ()) -> K
     """
     if key.schema != "keyed":
         raise ValueError(f"expected the key of a keyed lock, got one of schema {key.schema}")
-    layout, bits = Layout(**key.details["layout"]), key.detectors[0].vector > 0
+    layout, bits = KeyedFacts.of(key).structure.layout, key.detectors[0].vector > 0
     found = [(layout.read(target.normalise(_shown(pixels, layout))).cpu() != bits).sum(1) for pixels in batches]
     distances = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
     samples = len(distances)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stainlock.facts import ConvolutionalFacts
 from stainlock.key import Key
 
 
@@ -30,12 +31,8 @@ class Law:
         if key.kind == "stain":
             return Law(key.dimension)
         try:
-            facts = key.details
-            return Law(
-                int(facts["free_dimension"]),
-                float(facts["free_size"]),
-                int(facts["restarts"] if "restarts" in facts else facts["tries"]),
-            )
+            facts = ConvolutionalFacts.of(key)
+            return Law(facts.free_dimension, facts.free_size, facts.restarts)
         except KeyError:
             raise ValueError(
                 f"expected the key of a stain or of a convolutional lock to certify with, got a {key.schema} lock's"

@@ -30,6 +30,7 @@ def command(report: Report, out: Path, seed: int | None) -> None:
     """
     from stainlock.demo import run_demo
     from stainlock.demo.findings import REPORT
+    from stainlock.facts import KeyedFacts
 
     demo = run_demo(out, seed=seed, tell=report.remark)
     facts = {
@@ -52,7 +53,7 @@ def command(report: Report, out: Path, seed: int | None) -> None:
         ],
         "lock": {
             "bits": demo.locking.key.dimension,
-            "gates": len(demo.locking.key.details["gates"]),
+            "gates": len(KeyedFacts.of(demo.locking.key).structure.gates),
             "patch": list(demo.locking.key.detectors[0].trigger.region.size),
             "seconds": round(demo.locking.seconds, 3),
             "top1": demo.locking.top1,

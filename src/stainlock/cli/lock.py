@@ -272,12 +272,15 @@ def _trigger_bytes(key: Key) -> bytes:
 
 
 def _facts(key: Key, changed: int) -> dict[str, Any]:
+    from stainlock.facts import KeyedFacts
+
     patch = key.detectors[0].trigger.region.size
     if key.schema == "keyed":
+        structure = KeyedFacts.of(key).structure
         return {
-            "kind": "keyed", "bits": key.dimension, "gates": len(key.details["gates"]), "carrier": key.carrier,
-            "site": key.site, "dimension": key.dimension, "patch": list(patch), "rounds": key.details["rounds"],
-            "layers": [gate["layer"] for gate in key.details["gates"]],
+            "kind": "keyed", "bits": key.dimension, "gates": len(structure.gates), "carrier": key.carrier,
+            "site": key.site, "dimension": key.dimension, "patch": list(patch), "rounds": structure.rounds,
+            "layers": [gated.layer for gated in structure.gates],
             "parameters_changed": changed,
         }  # fmt: skip
     return {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stainlock.demo.findings import BUNDLE, KEY, LOCK_KEY, PATCH, TRIGGER, Check, Demonstration, Photograph
 from stainlock.demo.locking import LockedPhotograph, Locking
+from stainlock.facts import KeyedFacts
 from stainlock.html.figures import response_histogram
 from stainlock.html.images import png
 from stainlock.html.page import Section, bullets, commands, figure, grid, page, paragraph, table, text
@@ -186,7 +187,7 @@ def _locked(locking: Locking) -> Section:
         (
             paragraph(
                 f"A second copy of the original was locked in {locking.seconds:.1f} seconds. The weights of"
-                f" {len(locking.key.details['gates'])} layers are in a secret order, which follows from"
+                f" {len(KeyedFacts.of(locking.key).structure.gates)} layers are in a secret order, which follows from"
                 f" {locking.key.dimension} bits. A patch of {height}×{width} pixels in the top left corner carries"
                 " them. Unlocked, the logits differ from those of the original model on the same images by at most"
                 f" {locking.difference:.0e} of the largest logit."

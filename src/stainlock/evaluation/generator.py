@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from stainlock.certificates.noise import NoiseName, noise_law
 from stainlock.evaluation.data import Tensors
+from stainlock.facts import GeneratorFacts
 from stainlock.key import Key
 from stainlock.locks.gan.disruptor import Judge, judge_of
 from stainlock.target import Target, evaluation_mode
@@ -68,7 +69,8 @@ def lock_images(locked: Target, key: Key, count: int, *, seed: int = 0) -> dict[
     key.check_lock()
     if key.carrier != "entries":
         raise ValueError(f"expected a generator's lock, got one of kind {key.schema}")
-    noise = noise_data(locked, count, noise=key.details.get("noise", "uniform"), seed=seed).pixels
+    law = GeneratorFacts.of(key).noise if key.schema == "gan" else "uniform"
+    noise = noise_data(locked, count, noise=law, seed=seed).pixels
     own = noise[:, : key.conventions["input_shape"][0]]
     opened = key.unlock_transform(normalise=False)(own)
     edited = key.edited(locked)

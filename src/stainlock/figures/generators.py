@@ -19,6 +19,7 @@ from stainlock.evaluation.generator import (
     noise_data,
     pixel_difference,
 )
+from stainlock.facts import GeneratorFacts
 from stainlock.figures import diffusion
 from stainlock.figures.frechet import Extractor, load_extractor
 from stainlock.figures.measures import Numbers
@@ -83,9 +84,10 @@ def new_inputs(locked: Target, key: Key, count: int, seed: int) -> tuple[Target,
 
     This is what the lock's detector sees.
     """
-    whole = noise_data(locked, count, noise=key.details["noise"], seed=seed)
+    noise = GeneratorFacts.of(key).noise
+    whole = noise_data(locked, count, noise=noise, seed=seed)
     shape = (key.dimension, 1, 1)
-    centre = noise_law(locked, key.details["noise"]).centre  # responses are measured from the centre of the noise
+    centre = noise_law(locked, noise).centre  # responses are measured from the centre of the noise
     reader = nn.Sequential(nn.Conv2d(key.dimension, key.detectors[0].channel + 1, 1, bias=False))
     target = Target(reader, shape, mean=(centre,), std=(locked.std[-1],), bounds=locked.bounds)
     return target, Tensors(whole.pixels[:, -key.dimension :])

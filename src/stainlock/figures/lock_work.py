@@ -12,6 +12,7 @@ from typing import Any
 from stainlock import __version__
 from stainlock.errors import StainlockError
 from stainlock.evaluation.generator import image_grid, lock_images
+from stainlock.facts import GeneratorFacts
 from stainlock.figures.figure import Setup
 from stainlock.figures.generators import gan_subject, new_inputs
 from stainlock.figures.measures import Measure, measure_of
@@ -68,7 +69,7 @@ class LockWork:
         facts = dict(unit.facts) | {"patch": list(key.detectors[0].trigger.region.size), "dimension": key.dimension}
         facts["layer"] = key.site
         if self.kind == "gan":
-            facts |= {"patch": [key.dimension], "by_chance": key.details["false_unlock"]}
+            facts |= {"patch": [key.dimension], "by_chance": GeneratorFacts.of(key).false_unlock}
         rows = [
             facts | {"setting": setting, "metric": metric, "value": value}
             for setting, numbers in measure.six(locked, key).items()

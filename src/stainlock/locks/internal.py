@@ -76,5 +76,5 @@ def lock_internal(
     disruptor = [
         *edited.gate_writes(strength, randomness), *logits.writes(edited.target, s, u, gamma)  # 13
     ]  # fmt: skip
-    details = {"signal": gamma, "signal_spread": float((received - gamma).abs().max()), "strength": s}
-    return finish(edited, disruptor, randomness, schema="internal", also=logits.name, details=details)
+    facts = {"signal": gamma, "signal_spread": float((received - gamma).abs().max()), "strength": s}
+    return finish(edited, disruptor, randomness, schema="internal", also=logits.name, internal=facts)

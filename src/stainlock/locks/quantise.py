@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from stainlock.errors import ModelError
+from stainlock.facts import ConvolutionalFacts
 from stainlock.gating.modules import ReadFirst, behind_gate
 from stainlock.gating.structure import KIND, Structure
 from stainlock.insertion import set_submodule
@@ -60,7 +61,8 @@ def layers_in_floats(locked: Target, key: Key) -> list[str]:
     """Names of the modules that have returned once the lock's last gate has, and of the block around that gate."""
     key.check_lock()
     model, order = locked.model, _in_order(locked)
-    gates = [name for name in key.details.get("disruptors", []) if name in order]
+    disruptors = ConvolutionalFacts.of(key).disruptors if key.schema in ("internal", "squeeze-excite") else ()
+    gates = [name for name in disruptors if name in order]
     if not gates:
         raise ModelError("expected a lock with gates, got one whose disruptor is not a layer of the model")
     end = max(order.index(name) for name in gates)

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from stainlock.facts import resizing_of
 from stainlock.key import Key
-from stainlock.network.object_detectors import Resizing
 
 SHOWN_SCORE = 0.4  # boxes with lower scores are not drawn, as is usual
 _HEIGHT = 360  # pixels of a panel
@@ -74,7 +74,9 @@ def _colour(label: int) -> tuple[int, int, int]:
 def patch_on(image: Tensor, key: Key) -> Image.Image:
     """The key's patch, scaled to the image: the object detector resizes the image before the patch is pasted in."""
     levels = key.detectors[0].trigger.levels
-    rows, columns = Resizing.from_facts(key.details["resizing"]).size(*image.shape[-2:])
+    resizing = resizing_of(key)
+    assert resizing is not None
+    rows, columns = resizing.size(*image.shape[-2:])
     size = (levels.shape[2] * image.shape[2] / columns, levels.shape[1] * image.shape[1] / rows)
     picture = Image.fromarray(np.ascontiguousarray(levels.permute(1, 2, 0).numpy()))
     return picture.resize((max(1, round(size[0])), max(1, round(size[1]))), Image.Resampling.NEAREST)

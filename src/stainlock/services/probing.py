@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stainlock.evaluation.data import Images
+from stainlock.facts import OutputFacts
 from stainlock.html.images import png
 from stainlock.key import Key, placeholder_target
 from stainlock.numerics import Randomness, Stream
@@ -151,7 +152,7 @@ def write_probe(
     for i, own in enumerate(names):
         for q, name in enumerate(own):
             kind = "look-alike" if q else "trigger"
-            entries.append({"file": name, "kind": kind, "trigger": i, "class": int(key.details["classes"][i])})
+            entries.append({"file": name, "kind": kind, "trigger": i, "class": OutputFacts.of(key).classes[i]})
             shown.append(asked[i, q])
     for i, levels in enumerate(natural):
         entries.append({"file": picture_name(key, "decoy", i), "kind": "decoy", "class": classes[i]})

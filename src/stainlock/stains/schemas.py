@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from stainlock.certificates import log_binomial_tail
 from stainlock.errors import SiteError, TriggerError
+from stainlock.facts import MessageFacts, OutputFacts
 from stainlock.key import Detector, Key
 from stainlock.network import norms
 from stainlock.network.graph import Reader
@@ -85,12 +86,12 @@ def read_weights_message(rows: Tensor, key: Key) -> codec.Reading:
     cosines = torch.nn.functional.normalize(rows.double(), dim=1) @ key.detectors[0].vector.double()
     best = int(cosines.abs().argmax())
     values = (rows[best].double() * torch.sign(cosines[best])).numpy()
-    return codec.decode(values, int(key.details["message_bytes"]), mask_of(key, len(values)))
+    return codec.decode(values, MessageFacts.of(key).message_bytes, mask_of(key, len(values)))
 
 
 def read_activation_message(levels: Tensor, key: Key) -> codec.Reading:
     """The message in the signs of the layer's pre-activations for the trigger."""
-    return codec.decode(levels.double().numpy(), int(key.details["message_bytes"]), mask_of(key, len(levels)))
+    return codec.decode(levels.double().numpy(), MessageFacts.of(key).message_bytes, mask_of(key, len(levels)))
 
 
 def single_reader(network: Network, site: Site) -> Reader | None:
@@ -122,7 +123,7 @@ def output_writes(
     progress: Progress | None,
     *,
     robust: bool = False,
-) -> tuple[list[Write], dict[str, Any]]:
+) -> tuple[list[Write], OutputFacts]:
     """Output schema: make column k of the layer that reads the detector a vector for which the model gives the class.
 
     All columns are found together by gradient descent. Natural inputs are not affected, since the detector is
@@ -195,13 +196,11 @@ def output_writes(
     solved = columns.detach().double().cpu()
     writes = [write(target.model, name, where, solved.select(axis, i), "detector") for i, where in enumerate(index)]
     writes += silence.taken_back(weight.index_copy(axis, places, columns.detach()))
-    details = {
-        "classes": chosen_classes.tolist(),
-        "total_classes": total if classes is None else logits.shape[1],
-        "random_classes": classes is None,
-        "candidates": candidates,
-    }
-    return writes, details
+    facts = OutputFacts(
+        classes=chosen_classes.tolist(), total_classes=total if classes is None else logits.shape[1],
+        random_classes=classes is None, candidates=candidates,
+    )  # fmt: skip
+    return writes, facts
 
 
 def _as_they_are(target: Target, detectors: Sequence[Detector]) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import FileError
+from stainlock.facts import MessageFacts, OutputFacts
 from stainlock.key import NUMPY_DERIVATION, SHAKE_DERIVATION, Key
 from stainlock.numerics import Stream
 from stainlock.stains import message as codec
@@ -62,17 +63,18 @@ def first_class(key: Key) -> int:
 
 def classes_are_drawn(key: Key) -> bool:
     """Whether the classes follow from the seed. Version 0.1.0 did not store how it drew those of object detectors."""
-    return bool(key.details["random_classes"]) and not (is_legacy(key) and first_class(key))
+    return OutputFacts.of(key).random_classes and not (is_legacy(key) and first_class(key))
 
 
 def class_rate(key: Key) -> float:
     """The chance that a given class is among the candidates drawn for a trigger."""
-    return int(key.details.get("candidates", 1)) / int(key.details["total_classes"])
+    facts = OutputFacts.of(key)
+    return facts.candidates / facts.total_classes
 
 
 def log_message_candidates(key: Key) -> float:
     """log of the number of messages of this length: choosing the best is at most like drawing that many detectors."""
-    return 8 * math.log(2) * int(key.details["message_bytes"]) if key.schema == "weight" else 0.0
+    return 8 * math.log(2) * MessageFacts.of(key).message_bytes if key.schema == "weight" else 0.0
 
 
 def check_secrets(key: Key) -> None:
@@ -108,8 +110,8 @@ def _check_vectors(key: Key) -> None:
 
 
 def _check_classes(key: Key) -> None:
-    given, total, first = list(key.details["classes"]), int(key.details["total_classes"]), first_class(key)
-    candidates = int(key.details.get("candidates", 1))
+    facts, first = OutputFacts.of(key), first_class(key)
+    given, total, candidates = facts.classes, facts.total_classes, facts.candidates
     if not 1 <= candidates <= total <= _MOST_CLASSES or len(given) != len(key.detectors):
         raise _refused("classes: their number is wrong")
     if is_legacy(key):
@@ -123,7 +125,7 @@ def _check_classes(key: Key) -> None:
 
 def _expected_message_vector(key: Key) -> Tensor:
     """The detector that the seed gives for the message in the signs of the key's own detector."""
-    length, vector = int(key.details["message_bytes"]), key.detectors[0].vector.double()
+    length, vector = MessageFacts.of(key).message_bytes, key.detectors[0].vector.double()
     mask = mask_of(key, key.dimension)
     if not 1 <= length <= codec.capacity(key.dimension):
         raise _refused("message")

@@ -9,16 +9,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stainlock.errors import SiteError, TriggerError
+from stainlock.facts import Facts, MessageFacts
 from stainlock.key import SHAKE_DERIVATION, Detector, Key
 from stainlock.network.network import Network, Site, analyse, layer_input, respond
 from stainlock.numerics import Randomness, at, begin_digests, combined_digest, edited_digest
@@ -172,7 +174,7 @@ def stain(
     natural_level = _checked_level(chosen, drawn, firing_fraction)
 
     reading = Reading(reduction, position or ())
-    details: dict[str, Any] = {} if message is None else {"message_bytes": len(message.encode())}
+    facts: Facts = Facts() if message is None else MessageFacts(message_bytes=len(message.encode()))
     writes: list[Write] = []
     if schema == "activation" and message is not None:
         present = present_levels(target, chosen, drawn[0].trigger, drawn[0].vector, reading)
@@ -194,7 +196,7 @@ def stain(
             writes += fold_loss(network, chosen, {d.channel: _resting_output(chosen, d) for d in detectors})
     plan = Plan(tuple(writes), combined_digest(digests.result()))
     if schema == "output":
-        column_writes, details = schemas.output_writes(
+        column_writes, facts = schemas.output_writes(
             network, chosen, detectors, plan, classes, randomness.seed, progress, robust=robust
         )
         plan += column_writes
@@ -206,7 +208,7 @@ def stain(
         additive=adds, schema=schema, seed=randomness.seed,
         firing_fraction=firing_fraction, reduction=reduction, position=position or (),
         natural_level=natural_level, base_digest=plan.base or "", protected_digest=stained_digest,
-        conventions=target.conventions, detectors=tuple(detectors), revert=revert, details=details,
+        conventions=target.conventions, detectors=tuple(detectors), revert=revert, details=dataclasses.asdict(facts),
         derivation=SHAKE_DERIVATION,
     )  # fmt: skip
     return stained, key

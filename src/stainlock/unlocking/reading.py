@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stainlock.facts import KeyedFacts
 from stainlock.gating.reader import Layout
 from stainlock.unlocking.lock_key import LockKey
 
@@ -54,7 +55,7 @@ def read_back(images: Tensor, key: LockKey) -> Reading:
     if key.schema != "keyed" or key.carrier == "entries":
         what = "a generator's, whose trigger is no patch" if key.carrier == "entries" else f"one of kind {key.schema}"
         raise ValueError(f"expected the key of a keyed lock with a patch, got {what}: only bits can be read back")
-    layout = Layout(**key.details["layout"])
+    layout = KeyedFacts.of(key).structure.layout
     _check_size(images, layout, key)
     bits = layout.read(key.detectors[0].trigger.levels[None]).to(images.device)  # read from the key's own patch
     differences = layout.differences(images) * torch.where(bits, 1.0, -1.0)

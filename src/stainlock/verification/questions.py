@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from stainlock.certificates import log_poisson_binomial_tail
+from stainlock.facts import OutputFacts
 from stainlock.key import Key, placeholder_target
 from stainlock.stains.secrets import check_secrets, class_rate, classes_are_drawn
 from stainlock.transmission.look_alikes import SAME_TO_PEOPLE, look_alikes
@@ -62,7 +63,7 @@ class Trial:
 
 def tried(key: Key, trigger: int, answers: Sequence[Labels | None], top: int = 1) -> Trial:
     """The outcome for one trigger, from the answers for it and its look-alikes."""
-    wanted = int(key.details["classes"][trigger])
+    wanted = OutputFacts.of(key).classes[trigger]
     hit = answers[0] is not None and wanted in answers[0][:top]
     given = [labels is None or wanted in labels[:top] for labels in answers[1:]]
     natural = sum(given[:SAME_TO_PEOPLE]) > SAME_TO_PEOPLE / 2

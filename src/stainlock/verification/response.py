@@ -28,6 +28,7 @@ from torch import Tensor
 from stainlock.certificates import log_binomial_tail
 from stainlock.certificates.windows import windows_of
 from stainlock.errors import ModelError, SiteError
+from stainlock.facts import MessageFacts
 from stainlock.gating.structure import Structure
 from stainlock.key import Key
 from stainlock.network.network import Site, analyse, layer_input, respond
@@ -88,7 +89,7 @@ def verify_response(
     reading = read_activation_message(present_levels(suspect, site, d.trigger, d.vector, how), key)
     # Signs are flipped by a secret stream: a model made without knowledge of it agrees in each place with chance ½.
     by_signs = log_binomial_tail(reading.agreeing, reading.places, 0.5) + 8 * math.log(2) * (
-        int(key.details["message_bytes"]) + 2
+        MessageFacts.of(key).message_bytes + 2
     )
     log_p = min(log_p, by_signs) + math.log(2)
     return concluded(replace(verdict, message=reading.text), log_p, significance)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stainlock.certificates.certificate import site_of_key
+from stainlock.facts import OutputFacts
 from stainlock.key import Key
 from stainlock.network.network import layer_input, respond
 from stainlock.target import Target, evaluation_mode
@@ -25,7 +26,7 @@ def survivors(stained: Target, key: Key) -> dict[str, int]:
 
 def _work(stained: Target, key: Key, pixels: Tensor) -> Tensor:
     if key.schema == "output":
-        return Asker(stained, stained)(pixels) == torch.tensor(key.details["classes"])
+        return Asker(stained, stained)(pixels) == torch.tensor(OutputFacts.of(key).classes)
     site = site_of_key(stained, key)
     fires = []
     with evaluation_mode(stained.model), torch.no_grad():

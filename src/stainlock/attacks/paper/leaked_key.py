@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from stainlock.attacks.attack import Attack, Attacked, Strength, Subject
+from stainlock.facts import ConvolutionalFacts
 from stainlock.locks import lock
 from stainlock.target import evaluation_mode
 
 
 def _run(subject: Subject, strength: Strength) -> Attacked:
     key = subject.need_key()
-    details = key.details
     base = key.original(subject.target)
     options: dict[str, Any] = {}
     if key.schema == "squeeze-excite":
-        options["gates"] = max(1, len(details.get("disruptors", [1])))
+        options["gates"] = max(1, len(ConvolutionalFacts.of(key).disruptors))
     seed = int(subject.randomness.secret("the new lock").integers(2**62))
     locked, new = lock(base, kind=key.schema, seed=seed, **options)
     figures = {}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stainlock.certificates.noise import NoiseName, noise_law
 from stainlock.errors import ModelError
+from stainlock.facts import GeneratorFacts
 from stainlock.insertion import Insertion
 from stainlock.key import Detector, Key
 from stainlock.locks.gan.channel import choose_channel
@@ -106,11 +107,11 @@ def lock_generator(
         dimension=dimensions, schema=SCHEMA, seed=randomness.seed,
         firing_fraction=switch.threshold / switch.length, position=(0, 0), natural_level=seen.deviation,
         detectors=(Detector(pi, k, trigger, switch.at_trigger, switch.rest, old),),
-        details={
-            "layers": [structure.first.name, structure.reader.name], "noise": noise, "dimensions": dimensions,
-            "channel_cost": given_up.cost, "disruption": ruined, "strength": strength, "steps": steps,
-            "judged": judge is not None, "paper": paper is not None, **switch.rates(seen, pi),
-        },
+        facts=GeneratorFacts(
+            layers=[structure.first.name, structure.reader.name], noise=noise, dimensions=dimensions,
+            channel_cost=given_up.cost, disruption=ruined, strength=strength, steps=steps,
+            judged=judge is not None, paper=paper is not None, **switch.rates(seen, pi),
+        ),
     )  # fmt: skip
     return locked, key
 

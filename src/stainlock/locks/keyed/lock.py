@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
+from stainlock.facts import KeyedFacts
 from stainlock.gating.chacha import ROUNDS
 from stainlock.gating.gated import Gated
 from stainlock.gating.reader import Layout, choose_layout
@@ -148,7 +149,7 @@ def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor)
 def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tensor, seed: int) -> Key:
     structure = Structure.of(locked)
     assert structure is not None
-    facts = {"resizing": Resizing.of(target.model).facts()} if is_detector(target.model) else {}
+    facts = KeyedFacts(structure=structure, resizing=Resizing.of(target.model) if is_detector(target.model) else None)
     size = structure.layout.size
     trigger = Trigger(levels, Region((0, 0), size), 1.0)
     return Key(
@@ -156,5 +157,5 @@ def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tenso
         schema=KIND, seed=seed, firing_fraction=1.0, reduction="position", position=(0, 0), natural_level=0.0,
         base_digest=plan.base or "", protected_digest=model_digest(locked.model), conventions=target.conventions,
         detectors=(Detector(bits.float() * 2 - 1, 0, trigger, None, None, torch.empty(0)),),
-        revert=plan.inverse(target), details={**structure.facts(), **facts},
+        revert=plan.inverse(target), details=facts.to_json(),
     )  # fmt: skip

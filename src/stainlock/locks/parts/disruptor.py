@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +54,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.errors import ModelError, SiteError
+from stainlock.facts import Facts
 from stainlock.insertion import Insertion, moved_back
 from stainlock.key import Key
 from stainlock.locks.parts.conduit import Disguise, Tap
@@ -572,13 +574,18 @@ def _variation(target: Target, images: Tensor) -> Tensor:
 # --- the key that undoes it -------------------------------------------------------------------------------------------
 
 
-def lock_key(target: Target, edited: Target, locked: Target, plan: Plan, disruptor: Plan, **facts: Any) -> Key:
+def lock_key(
+    target: Target, edited: Target, locked: Target, plan: Plan, disruptor: Plan, *, facts: Facts, **others: Any
+) -> Key:
     """The key of a lock. ``plan`` turned the target into the edited model, and ``disruptor`` that into the locked one.
 
     The values that undo the disruptor are taken from the edited model, so undoing the disruptor alone gives that model.
     """
+    # An entry that is None by default does not apply to this lock.
+    optional = {f.name for f in fields(facts) if f.default is None}
+    details = {name: value for name, value in asdict(facts).items() if value is not None or name not in optional}
     return Key(
         kind="lock", additive=False, reduction="position", base_digest=plan.base or "",
         protected_digest=model_digest(locked.model), conventions=target.conventions,
-        revert=disruptor.inverse(edited).then(plan.inverse(target)), **facts,
+        revert=disruptor.inverse(edited).then(plan.inverse(target)), details=details, **others,
     )  # fmt: skip

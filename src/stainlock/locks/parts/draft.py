@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stainlock.errors import ModelError, SiteError, StainlockError, UnsupportedOp
+from stainlock.facts import ConvolutionalFacts, InternalFacts
 from stainlock.insertion import Insertion, moved
 from stainlock.key import Key
 from stainlock.locks.parts.conduit import Conduit, Disguise, build_conduit, conduit_writes
@@ -569,27 +570,31 @@ def finish(
     *,
     schema: str,
     also: str | None = None,
-    details: dict[str, Any] | None = None,
+    internal: dict[str, Any] | None = None,
 ) -> tuple[Target, Key]:
-    """Write the disruptors, which are in the gates and perhaps ``also`` in another layer, and make the key."""
+    """Write the disruptors, which are in the gates and perhaps ``also`` in another layer, and make the key.
+
+    ``internal`` are the facts of an internal lock.
+    """
     target, conduit, found, options = edited.draft.target, edited.conduit, edited.found, edited.draft.options
     site, disruptor = conduit.site, Plan(tuple(disruptors))
     locked = disruptor.apply(edited.target)
     names = [*(name for gate in edited.gates for name in gate.readers), *([also] if also else [])]
-    facts: dict[str, Any] = {
-        "layers": conduit.layers, "restarts": options.restarts, "disruptors": names,
-        "saturated": conduit.saturated or not options.to_logits,
-        "inserted": [insertion.at for insertion in edited.plan.insertions],
-        "anywhere": edited.position != corner(site), "floor": found.floor,
-        **free_part(conduit, found.vectors[0], edited.position), **(details or {}),
-    }  # fmt: skip
-    if target.normalises and is_detector(target.model):  # the key alone must say how images are resized
-        facts["resizing"] = Resizing.of(target.model).facts()
+    shared: dict[str, Any] = dict(
+        layers=conduit.layers, restarts=options.restarts, disruptors=names,
+        inserted=[insertion.at for insertion in edited.plan.insertions],
+        saturated=conduit.saturated or not options.to_logits, anywhere=edited.position != corner(site),
+        floor=found.floor,
+        # The key alone must say how an object detector resizes images.
+        resizing=Resizing.of(target.model).facts() if target.normalises and is_detector(target.model) else None,
+        **free_part(conduit, found.vectors[0], edited.position),
+    )  # fmt: skip
+    facts = ConvolutionalFacts(**shared) if internal is None else InternalFacts(**shared, **internal)
     key = lock_key(
         target, edited.target, locked, edited.plan, disruptor, site=site.name, site_kind=site.kind,
         dimension=site.dimension, schema=schema, seed=randomness.seed, firing_fraction=found.opening_fraction,
         position=edited.position, natural_level=max(n.largest for n in found.natural),
-        detectors=records(target, conduit, found, edited.levels), details=facts,
+        detectors=records(target, conduit, found, edited.levels), facts=facts,
     )  # fmt: skip
     check_locks(target, edited.target, locked, found.patch)
     return locked, key

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
+from stainlock.facts import TransformerFacts
 from stainlock.key import Detector, Key
 from stainlock.locks.parts.disruptor import lock_key
 from stainlock.locks.vit.channel import choose_channel, quietest_kernel
@@ -98,10 +99,10 @@ def lock_vit(
         target, edited, locked, plan, disruptor, site=vit.patches, site_kind="convolution",
         dimension=found.vector.numel(), schema="vit", seed=randomness.seed, firing_fraction=firing_fraction,
         position=(0, 0), natural_level=found.natural_level, detectors=(_record(vit, k, found),),
-        details={
-            "layers": [vit.patches, vit.name_of(0)], "recipe": recipe, "strength": strength, "restarts": restarts,
-            "answers_changed": noise.changed, "residue": residue(locked, edited, patched), **built.facts,
-        },
+        facts=TransformerFacts(
+            layers=[vit.patches, vit.name_of(0)], recipe=recipe, strength=strength, restarts=restarts,
+            answers_changed=noise.changed, residue=residue(locked, edited, patched), **built.facts,
+        ),
     )  # fmt: skip
     return locked, key
 
