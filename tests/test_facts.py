@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden_models import perceptron
 from torch import nn
 
 from stainlock import Key, Target, lock, stain
@@ -43,7 +42,7 @@ def small_classifier() -> Target:
 
 
 def test_a_message_states_its_length() -> None:
-    _, key = stain(perceptron(), schema="weight", message="a", site="first", seed=0)
+    _, key = stain(small_classifier(), schema="weight", message="a", site="2", seed=0)
     assert MessageFacts.of(key) == MessageFacts(message_bytes=1)
 
 
