@@ -139,7 +139,8 @@ def _photographs(demo: Demonstration) -> Section:
         (
             paragraph(
                 f"{same} of {len(demo.photographs)} photographs get the same answer. No class probability changed"
-                f" by more than {most:g} percentage points. Below each: the answer, and its probability before → after."
+                f"{f' by more than {most:g} percentage points' if most else ''}."
+                " Below each: the answer, and its probability before → after."
             ),
             grid([_photograph(photo) for photo in demo.photographs]),
         ),
