@@ -33,7 +33,7 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "stain-output": {"schema": "output", "count": 16},
     "internal-plain": {"kind": "internal", "obfuscate": False},
     "internal": {"kind": "internal"},
-    "internal-2-detectors": {"kind": "internal", "detectors": 2},
+    "internal-2-detectors": {"kind": "internal", "count": 2},
     "gates-plain": {**GATES, "obfuscate": False},
     "gates": GATES,
     "gates-6": {**GATES, "gates": 6},
