@@ -32,7 +32,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("efficientnet_lite0", {**GATES, "gate_form": "shifts"}),
     ("efficientnet_lite0", {**GATES, "obfuscate": False}),
     ("efficientnet_lite0", GATES),
-    ("efficientnet_lite0", {**GATES, "detectors": 2}),
+    ("efficientnet_lite0", {**GATES, "count": 2}),
     ("resnet50", {"kind": "internal"}),
     ("resnet50", {**GATES, "gate_form": "gains"}),
     ("resnet50", GATES),
