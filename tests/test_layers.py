@@ -39,10 +39,7 @@ UPWARD = {
 LATE = {
     ("stainlock.target", "stainlock.models.references"): "as above",
     ("stainlock.insertion", "stainlock.excitation"): "loads torchvision",
-    ("stainlock.exports.export", "stainlock.exports.onnx_copy"): "which exports a locked model by it",
     ("stainlock.models.torchvision_import", "stainlock.models.torchvision_operators"): "loads torch",
-    ("stainlock.models.references", "stainlock.models.bundle"): "a reference may be a bundle",
-    ("stainlock.models.bundle", "stainlock.models.references"): "and a bundle names its architecture by a reference",
 }
 # Third-party packages that are imported inside functions: not installed everywhere, or slow and rarely needed.
 OPTIONAL = {

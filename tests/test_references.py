@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError, StainlockError
-from stainlock.models.references import check_finite, load_reference, load_weights
+from stainlock.models.references import load_reference
+from stainlock.storage.weights import check_finite, load_weights
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 SQUEEZENET = "torchvision:squeezenet1_1"

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     )
     from stainlock.evaluation.accuracy import Evaluation, evaluate
     from stainlock.evaluation.data import Images, Tensors
-    from stainlock.exports.export import Exported, export
+    from stainlock.exports.export import export
+    from stainlock.exports.writing import Exported
     from stainlock.figures.run import reproduce
     from stainlock.inspection import Inspection, inspect
     from stainlock.key import Key
@@ -69,7 +70,7 @@ _HOMES = {
     "Certificate": "certificates.certificate",
     "Commitment": "commitments.commitment",
     "Evaluation": "evaluation.accuracy",
-    "Exported": "exports.export",
+    "Exported": "exports.writing",
     "FileError": "errors",
     "Images": "evaluation.data",
     "Inspection": "inspection",

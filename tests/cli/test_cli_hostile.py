@@ -185,7 +185,7 @@ def test_libraries_are_asked_for_no_more_than_an_architecture(
 
     monkeypatch.setattr("torchvision.models.get_model", reached)
     monkeypatch.setattr("timm.create_model", reached)
-    monkeypatch.setattr("stainlock.models.references.call_factory", reached)
+    monkeypatch.setattr("stainlock.models.factories.call_factory", reached)
     claim(reference)
     result = run("inspect", "suspect")
     assert result.status == 2

@@ -4,6 +4,7 @@
 also contain the model's code, and remove metadata that reveals the owner's machine.
 """
 
-from stainlock.exports.export import FORMATS, Exported, export, format_of
+from stainlock.exports.export import FORMATS, export, format_of
+from stainlock.exports.writing import Exported
 
 __all__ = ["FORMATS", "Exported", "export", "format_of"]

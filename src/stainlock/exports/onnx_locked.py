@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stainlock.errors import ModelError
-from stainlock.exports.export import write_export
+from stainlock.exports.writing import write_export
 from stainlock.models.onnx_import.graph import Graph
 from stainlock.storage.weights import one_line
 from stainlock.target import Target

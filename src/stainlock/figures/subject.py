@@ -18,7 +18,8 @@ from stainlock.evaluation.layouts import class_folders
 from stainlock.figures.figure import Figure, Setup
 from stainlock.figures.layers import spread_layers
 from stainlock.models.class_names import class_names
-from stainlock.models.references import call_factory, load_reference
+from stainlock.models.factories import call_factory
+from stainlock.models.references import load_reference
 from stainlock.network.network import analyse
 from stainlock.network.object_detectors import is_detector
 from stainlock.numerics import Randomness, model_digest

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stainlock.errors import ModelError
 from stainlock.exports.export import FORMATS as EXPORTED
-from stainlock.exports.export import write_export
+from stainlock.exports.writing import write_export
 from stainlock.gating.structure import KIND, Structure
 from stainlock.key import Key
 from stainlock.kits.loader import MODEL_FILES, Shipped, loader_source

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import FileError, ModelError
 from stainlock.insertion import Insertion, insert_all, read_insertions
+from stainlock.models.factories import build_reference
 from stainlock.models.libraries import LIBRARIES, check_bundled_reference, is_built_by_name, named_reference
 from stainlock.numerics import is_model, is_state, model_digest
 from stainlock.storage.durable import final_name, sync_tree, write_file
@@ -198,8 +199,6 @@ class Bundle:
             raise FileError(f"{self.path / MANIFEST} is damaged: {error}") from error
 
     def _architecture(self, model: Architecture | None, trust_code: bool) -> Target:
-        from stainlock.models.references import load_reference
-
         if isinstance(model, Target):
             return model.copy()
         if isinstance(model, nn.Module):
@@ -208,10 +207,10 @@ class Bundle:
             if Path(model).is_dir():
                 raise ModelError(f"expected FILE.py:FACTORY or a library's model to build {self.path} with, got"
                                  f" the folder {model}")  # fmt: skip
-            return load_reference(model, weights="random" if model.partition(":")[0] in LIBRARIES else None)
+            return build_reference(model, weights="random" if model.partition(":")[0] in LIBRARIES else None)
         if not self.needs_code:
             check_bundled_reference(self.reference, self.size)
-            return load_reference(self.reference, weights="random")
+            return build_reference(self.reference, weights="random")
         if self.reference.partition(":")[0] in LIBRARIES:
             raise ModelError(
                 f"{self.path} is built by {self.reference}, which it does not hold: give yours as --model"
@@ -223,7 +222,7 @@ class Bundle:
                 " it as --model FILE.py:FACTORY (unlock: --code, in Python model=), or, if you trust the bundle, add"
                 " --trust-code (trust_code=True)"
             )
-        return load_reference(self.code)
+        return build_reference(self.code)
 
 
 def insertions_said(folder: Path) -> tuple[Insertion, ...]:
