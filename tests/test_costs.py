@@ -224,7 +224,7 @@ def nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it was built")
 
     monkeypatch.setattr(Insertion, "insert", refuse)
-    monkeypatch.setattr("stainlock.models.references.load_reference", refuse)
+    monkeypatch.setattr("stainlock.models.bundle.build_reference", refuse)
 
 
 @pytest.mark.usefixtures("nothing_large")

@@ -199,7 +199,7 @@ def test_digests_are_checked_before_anything_is_built(run: Any, work: Path, monk
     def reached(*_: object, **__: object) -> None:
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr("stainlock.models.references.load_reference", reached)
+    monkeypatch.setattr("stainlock.models.bundle.build_reference", reached)
     for reference in (BASE, "torchvision:resnet18"):
         claim(reference)
         state = load_file("stained/model.safetensors")

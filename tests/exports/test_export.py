@@ -16,7 +16,7 @@ import stainlock as sl
 from stainlock import Target
 from stainlock.errors import ModelError
 
-module = importlib.import_module("stainlock.exports.export")
+module = importlib.import_module("stainlock.exports.writing")
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.onnx", "out.pt2"])
