@@ -34,6 +34,9 @@ from torch.nn.modules.utils import _pair, _triple
 
 from stainlock.network.norms import affine_of, is_batch_norm
 
+if TYPE_CHECKING:
+    from stainlock.network.graph import TracedPart
+
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
@@ -164,9 +167,6 @@ def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: 
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    from stainlock.network.graph import TracedPart
 
 Moments = tuple[Tensor, Tensor]  # mean and standard deviation of every channel
 Pair = tuple[int, int]
