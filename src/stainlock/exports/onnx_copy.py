@@ -21,10 +21,13 @@ from stainlock.exports.onnx_file import run_onnx
 from stainlock.exports.onnx_locked import write_onnx_locked
 from stainlock.models.onnx_import.importing import closeness
 from stainlock.models.onnx_import.network import OnnxNetwork, Origin, Source
+from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
 from stainlock.target import Target, probe_inputs
 
 Array = np.ndarray[Any, Any]
+_WITH_A_THIRD_INPUT = ("Conv", "ConvTranspose", "Gemm")
+_BIAS_PLACES = {"QLinearConv": 8, "QGemm": 6}  # of integer operations
 _LARGEST = 2**31 - 1  # size limit of a protobuf message, in bytes
 
 
@@ -38,7 +41,7 @@ def write_onnx_copy(target: Target, path: Path) -> float:
         return write_onnx_locked(target, network.source.graph, path, last=network.channels_last)
     onnx: Any = importlib.import_module("onnx")
     model = onnx.ModelProto()
-    model.CopyFrom(network.source.graph.model)
+    model.CopyFrom(network.source.graph.file)
     _write_values(model, network, network.source)
     if model.ByteSize() > _LARGEST:
         raise ModelError(f"the model has more than 2 GB, which one ONNX file can't hold: {model.ByteSize()} bytes")
@@ -68,7 +71,7 @@ def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
         if not origin.value:
             if bool(state[name].any()):
                 weight = network.origins[f"{name.removesuffix('.bias')}.weight"].value
-                _add_bias(model, weight, state[name].detach().cpu().numpy(), source.readers[name])
+                _add_bias(model, weight, state[name].detach().cpu().numpy(), source, source.readers[name])
             continue
         values = _as_stored(state[name], origin, source)
         if not np.array_equal(values, source.values[origin.value]):
@@ -77,9 +80,23 @@ def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:
         stored = network.origins[name].value
         others = [other for other, own in network.origins.items() if own.value == stored and other != name]
         if all(other in changed and np.array_equal(changed[other], values) for other in others):
-            _replace(model, stored, values, steps_of(source, stored))
+            _replace(model, stored, values, steps_of(source, stored), integers=source.graph.has_integers)
         else:
             _store_anew(model, _unused(model, stored), values, source.readers.get(name, []))
+    _attach_biases(model, source)
+
+
+def _attach_biases(model: Any, source: Source) -> None:
+    """Make integer operations that had no bias read the one that was stored for them."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    for name, output in source.graph.rewritten.biases.items():
+        if name in stored:
+            node = next(node for node in model.graph.node if output in node.output)
+            place = _BIAS_PLACES[node.op_type]
+            given = [*node.input, *[""] * (place + 1 - len(node.input))]
+            given[place] = name
+            del node.input[:]
+            node.input.extend(given)
 
 
 def _as_stored(values: torch.Tensor, origin: Origin, source: Source) -> Array:
@@ -89,9 +106,10 @@ def _as_stored(values: torch.Tensor, origin: Origin, source: Source) -> Array:
     return turned.numpy().reshape(known.shape).astype(known.dtype)
 
 
-def _replace(model: Any, name: str, values: Array, steps: Steps | None) -> None:
+def _replace(model: Any, name: str, values: Array, steps: Steps | None, *, integers: bool) -> None:
+    """Store new values: in the file's own steps if they are such, or if operations on ``integers`` need them to be."""
     helper: Any = importlib.import_module("onnx.numpy_helper")
-    if steps is not None and np.array_equal(steps.values(steps.rounded(values)), values):
+    if steps is not None and (integers or np.array_equal(steps.values(steps.rounded(values)), values)):
         name, values = steps.name, steps.rounded(values)
     for tensor in model.graph.initializer:
         if tensor.name == name:
@@ -127,8 +145,8 @@ def _unused(model: Any, name: str, first: str = "") -> str:
     return next(other for other in itertools.chain([first], candidates) if other not in taken)
 
 
-def _add_bias(model: Any, stored: str, values: Array, readers: list[tuple[str, int]]) -> None:
-    """Add a bias to operations that have none: as their third input, or for a MatMul as an Add after it."""
+def _add_bias(model: Any, stored: str, values: Array, source: Source, readers: list[tuple[str, int]]) -> None:
+    """Add a bias to operations that have none: as their third input, or as an Add after them."""
     onnx: Any = importlib.import_module("onnx")
     stem = stored.removesuffix(".weight")
     name = _unused(model, stored, "" if stem == stored else f"{stem}.bias")
@@ -137,12 +155,25 @@ def _add_bias(model: Any, stored: str, values: Array, readers: list[tuple[str, i
     for place, node in reversed(list(enumerate(model.graph.node))):
         if not node.output or node.output[0] not in outputs:
             continue
-        if node.op_type != "MatMul":
+        outputs.remove(node.output[0])
+        if node.op_type in _WITH_A_THIRD_INPUT:
             del node.input[2:]
             node.input.append(name)
             continue
+        added, follows = name, place + 1
+        convolves = source.graph.makers[node.output[0]].op_type == "Conv"
         made, node.output[0] = node.output[0], _unused(model, node.output[0])
-        model.graph.node.insert(place + 1, onnx.helper.make_node("Add", [node.output[0], name], [made]))
+        if convolves:  # in the file an integer product: the bias is turned to (1, C, 1, 1), as quantisers do
+            sizes = np.array([1, -1, *[1] * (source.values[stored].ndim - 2)], np.int64)
+            shape = _unused(model, f"{name}_reshape_shape")
+            model.graph.initializer.append(onnx.numpy_helper.from_array(sizes, shape))
+            added = _unused(model, f"{name}_reshape_output")
+            model.graph.node.insert(follows, onnx.helper.make_node("Reshape", [name, shape], [added]))
+            follows += 1
+        model.graph.node.insert(follows, onnx.helper.make_node("Add", [node.output[0], added], [made]))
+    if outputs:
+        raise ModelError(f"{shown(min(outputs))} is the result of an integer operation without a bias, which a stain"
+                         " needs: name another --site")  # fmt: skip
 
 
 def _difference(target: Target, network: OnnxNetwork, path: Path) -> float:

@@ -36,8 +36,8 @@ def write_onnx_locked(target: Target, original: Graph, path: Path, *, last: bool
                 if size.HasField("dim_param"):
                     size.dim_value = original.batch
     for name in _KEPT:
-        setattr(model, name, getattr(original.model, name))
-    model.metadata_props.extend(original.model.metadata_props)
+        setattr(model, name, getattr(original.file, name))
+    model.metadata_props.extend(original.file.metadata_props)
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # onnx's own error, which says what is wrong

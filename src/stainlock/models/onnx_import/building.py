@@ -22,6 +22,8 @@ from stainlock.storage.values import shown
 
 # For each tensor of a layer: its values, its origin in the file, and the operation and input that read it.
 Weights = dict[str, tuple[Tensor, Origin, tuple[str, int]]]
+# Names that exporters and quantisers give to the tensors of a layer, after the layer's own name and a dot.
+_WEIGHTS = ("weight", "bias", "weight_quantized", "weight_DequantizeLinear_Output", "weight_quantized_float")
 EXAMPLE = 2  # number of example images that each step is run on as it is built
 
 
@@ -140,7 +142,7 @@ class Builder:
         """A readable name: that of the weights in the file, of the operation, or of its type."""
         for name in stored:
             stem, _, own = name.rpartition(".")
-            if own in ("weight", "bias", "weight_quantized", "weight_DequantizeLinear_Output") and stem:
+            if own in _WEIGHTS and stem:
                 return _plain(stem)
         parts = [part for part in str(node.name).split("/")[1:-1] if part]
         parts = [p for p, after in zip(parts, [*parts[1:], ""], strict=False) if not after.startswith(f"{p}.")]

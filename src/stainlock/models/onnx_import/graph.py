@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stainlock.errors import ModelError
+from stainlock.models.onnx_import.integers import Rewritten, in_floats
 from stainlock.storage.onnx_files import read_onnx
 from stainlock.storage.values import shown
 from stainlock.storage.weights import one_line
@@ -26,16 +27,29 @@ _DEFAULT = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class Graph:
-    """The file's operations in order, its stored tensors, its input and its outputs."""
+    """The file's operations in order, its stored tensors, its input and its outputs.
+
+    ``model`` is what is followed: the ``file``'s own, or that with its integer operations rewritten.
+    """
 
     path: Path
-    model: Any
+    file: Any
+    rewritten: Rewritten
     opset: int
     input: str
     shape: tuple[int, ...]  # of one image
     batch: int | None  # None if any number of images may be given at once
     outputs: tuple[str, ...]
     stored: dict[str, Array] = field(repr=False)
+
+    @property
+    def model(self) -> Any:
+        return self.rewritten.model
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether operations of the file compute with integers."""
+        return self.model is not self.file
 
     @property
     def nodes(self) -> list[Any]:
@@ -93,6 +107,8 @@ def read_graph(path: str | Path, input_shape: tuple[int, ...] | None = None) -> 
                 f"{path} has control flow ({told(node)}), which depends on the values and can't be followed:"
                 " export the model without it; `verify` by weights reads it as it is"
             )
+    file, rewritten = model, in_floats(model)
+    model = rewritten.model
     stored = _stored(model, path)
     given = [value for value in model.graph.input if value.name not in stored]
     if len(given) != 1:
@@ -104,7 +120,7 @@ def read_graph(path: str | Path, input_shape: tuple[int, ...] | None = None) -> 
         raise ModelError(
             f"expected outputs of different names in {path}, got {', '.join(map(shown, outputs)) or 'none'}"
         )
-    return Graph(path, model, opset, given[0].name, shape, batch, outputs, stored)
+    return Graph(path, file, rewritten, opset, given[0].name, shape, batch, outputs, stored)
 
 
 def _stored(model: Any, path: Path) -> dict[str, Array]:
