@@ -21,7 +21,7 @@ _TEXTS = ("", "x", "w", "../x", "/etc/passwd", "location", "data.bin", "a" * 400
 
 @functools.cache
 def examples() -> list[bytes]:
-    return [model.SerializeToString() for model in (_floats(), _eight_bit())]
+    return [model.SerializeToString() for model in (_floats(), _eight_bit(), _integers())]
 
 
 def _model(nodes: list[Any], tensors: dict[str, np.ndarray[Any, Any]], shape: list[int]) -> Any:
@@ -46,6 +46,29 @@ def _eight_bit() -> Any:
     nodes = [onnx.helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
              onnx.helper.make_node("MatMul", ["x", "d"], ["y"])]  # fmt: skip
     return _model(nodes, {"w": whole, "s": np.full(8, 0.1, np.float32), "z": np.zeros(8, np.int8)}, [32])
+
+
+def _integers() -> Any:
+    """A convolution and a matrix as integer operations, and a product of a map rounded while it runs."""
+    make = onnx.helper.make_node
+    random = np.random.default_rng(0)
+    nodes = [
+        make("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        make("QLinearConv", ["q", "s", "z", "w", "sw", "zw", "s", "z", "b"], ["c"], kernel_shape=[3, 3]),
+        make("MaxPool", ["c"], ["p"], kernel_shape=[4, 4]),
+        make("Flatten", ["p"], ["f"]),
+        make("QLinearMatMul", ["f", "s", "z", "v", "sw", "zw", "s", "z"], ["m"]),
+        make("DequantizeLinear", ["m", "s", "z"], ["d"]),
+        make("DynamicQuantizeLinear", ["d"], ["e", "g", "h"]),
+        make("MatMulInteger", ["e", "u", "h", "zw"], ["i"]),
+        make("Cast", ["i"], ["j"], to=1),
+        make("Mul", ["g", "sw"], ["k"]),
+        make("Mul", ["j", "k"], ["y"]),
+    ]
+    tensors = {name: random.integers(-127, 128, shape, np.int8)
+               for name, shape in {"w": (4, 3, 3, 3), "v": (4, 6), "u": (6, 8)}.items()}  # fmt: skip
+    scales = {"s": np.float32(0.05), "z": np.uint8(128), "sw": np.float32(0.01), "zw": np.int8(0)}
+    return _model(nodes, tensors | scales | {"b": np.arange(4, dtype=np.int32)}, [3, 6, 6])
 
 
 def spoil(content: bytes, random: Random) -> bytes:
