@@ -535,6 +535,16 @@ def test_impossible_sites_say_why(site: str, message: str) -> None:
         stain(models.real("resnet20_cifar10"), site=site)
 
 
+def test_a_site_whose_trigger_hardly_stands_out_is_searched_again_in_full() -> None:
+    """Steps are fewer where they are expensive. This detector's natural responses are so large that its trigger is not
+    clear after them, nor after one search with all steps."""
+    target = models.real("ddpm_mnist")
+    _, key = stain(target, site="downs.1.conv1", seed=3)
+    _, alone = stain(target, site="downs.1.conv1", seed=3, steps=36)
+    assert key.trigger_response >= alone.trigger_response
+    assert key.natural_threshold > key.natural_level
+
+
 def test_a_site_whose_trigger_does_not_stand_out_is_refused() -> None:
     """Batch norm over features that hardly depend on the pixels: every input gives the same response."""
     target = models.conv_net()

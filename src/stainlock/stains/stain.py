@@ -165,7 +165,7 @@ def stain(
     ]  # fmt: skip
     if poor:
         mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
-        again = 1 if robust or first < full else _SECOND_RESTARTS
+        again = 1 if robust else _SECOND_RESTARTS
         second = search(
             vectors[poor], mine, theirs, steps=full, restarts=again, noise=randomness, label="second trigger"
         )
