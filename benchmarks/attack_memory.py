@@ -67,7 +67,7 @@ def kept_batches(*given, **options):
 if sys.argv[3] == "keep":
     Images.batches = kept_batches
 seen[:] = [0, 0]  # not the memory of staining
-rows = attack(stained, key, data, ["fp16", "fine-tune-all"], strengths=[1e-3], limit=int(sys.argv[2]), decoys=24)
+rows = attack(stained, key, data, names=["fp16", "fine-tune-all"], strengths=[1e-3], limit=int(sys.argv[2]), decoys=24)
 print(*(peak // 2**20 for peak in seen), " ".join(f"{row.performance:.3f}" for row in rows))
 """
 

@@ -115,7 +115,7 @@ def run(name: str, protection: str, protected: Target, key: Key, options: argpar
         print_row(name, protection, row)
 
     rows = attack(
-        protected, key, data, chosen, out=options.out / name / protection, decoys=options.decoys,
+        protected, key, data, names=chosen, out=options.out / name / protection, decoys=options.decoys,
         finished=finished, performance=partial(evaluate, batch_size=BATCH), **own,
     )  # fmt: skip
     for row in rows:  # measured before an interrupt

@@ -141,7 +141,7 @@ def main() -> None:
             missed += coalitions(models, given.members, given.collusions, given.clients, given.pieces)
         elif part == "tuned":
             for model in models:
-                if not model.is_detector:
+                if not model.is_object_detector:
                     missed += tuned_coalitions(model, given.members, given.collusions, given.clients)
         elif part == "validity":
             missed += validity(models, given.clients)

@@ -66,7 +66,7 @@ def _as_it_is(model: Model, copied: Target) -> tuple[Target | None, State]:
 
 
 def _fine_tuned(model: Model, copied: Target) -> tuple[Target | None, State]:
-    if model.is_detector:
+    if model.is_object_detector:
         raise NotApplicable("needs class labels")
     pixels, labels = (part[: model.thief] for part in model.data)
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +87,7 @@ def _stripped(model: Model, copied: Target) -> tuple[Target | None, State]:
 
 def _merged(share: float, model: Model, copied: Target) -> tuple[Target | None, State]:
     """The average of the copy and a model fine-tuned from the base (for a detector: the base with noise)."""
-    if model.is_detector:
+    if model.is_object_detector:
         other = all_attacks()["perturb"].run(model.subject(model.base), 0.1).target
         assert other is not None
     else:

@@ -22,7 +22,7 @@ from stainlock.fingerprints import Layout, Reading, Trace, align, code, fingerpr
 from stainlock.fingerprints.fingerprint import fingerprinted
 from stainlock.fingerprints.layout import AMPLITUDE
 from stainlock.object_detection.coco import CocoImages
-from stainlock.object_detection.precision import detect, evaluate_detector, score
+from stainlock.object_detection.precision import detect, evaluate_object_detector, score
 from zoo_data import CACHE, decode_cifar10, fetch_cifar10
 
 CLIENTS = 1_000_000
@@ -66,7 +66,7 @@ class Model:
         return {name: state[name] for name in self.layout.shapes}
 
     @property
-    def is_detector(self) -> bool:
+    def is_object_detector(self) -> bool:
         return self.name.startswith("ssdlite")
 
     def copy(self, client: int) -> Target:
@@ -86,14 +86,14 @@ class Model:
 
     def subject(self, target: Target) -> Subject:
         """A copy in the hands of a thief with a few labelled images; a fingerprint has no key."""
-        pixels, labels = (None, None) if self.is_detector else (part[: self.thief] for part in self.data)
+        pixels, labels = (None, None) if self.is_object_detector else (part[: self.thief] for part in self.data)
         return Subject(target, None, pixels, labels, seed=1)
 
     def performance(self, target: Target) -> float:
         """Top-1 or AP, as a percentage."""
-        if self.is_detector:
+        if self.is_object_detector:
             data = CocoImages.from_folder(zoo.SHARED / "data" / "coco64").limited(self.images)
-            return 100 * evaluate_detector(target, data).value
+            return 100 * evaluate_object_detector(target, data).value
         pixels, labels = (part[self.thief :] for part in self.data)
         return 100 * evaluate(target, Tensors(pixels, labels.tolist()), batch_size=16).value
 
@@ -102,7 +102,7 @@ class Model:
 
         More than 500 CIFAR-10 images are used as they are, one view each.
         """
-        if self.is_detector:
+        if self.is_object_detector:
             with tempfile.TemporaryDirectory() as folder:
                 data = CocoImages.from_folder(coco_views(zoo.SHARED / "data" / "coco64", Path(folder) / "views"))
                 images = [data.image(i) for i in range(len(data))]

@@ -31,9 +31,9 @@ from PIL import Image
 from torch import Tensor
 
 import zoo
-from keyed_detectors import detector_table
 from keyed_leaks import statistics_table
 from keyed_lift import PLACEMENTS, lift_table
+from keyed_object_detectors import object_detector_table
 from stainlock import Key, Target
 from stainlock.gating.schedule import Schedule
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
@@ -77,7 +77,7 @@ def main() -> int:
             elif part == "statistics":
                 statistics_table(name)
             elif part == "detectors":
-                detector_table(name, options.keys, options.images)
+                object_detector_table(name, options.keys, options.images)
             else:
                 for labels in options.labels:
                     lift_table(name, labels, options.steps, options.placements)

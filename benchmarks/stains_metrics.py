@@ -26,11 +26,13 @@ class Metric:
     limit: int
 
     def inputs(self, target: Target) -> Iterator[Tensor]:
-        for pixels, _ in self.data.batches(target, 50, self.limit):
+        for pixels, _ in self.data.batches(target, batch_size=50, limit=self.limit):
             yield pixels
 
     def labels(self, target: Target) -> Tensor:
-        return torch.cat([labels for _, labels in self.data.batches(target, 50, self.limit) if labels is not None])
+        return torch.cat(
+            [labels for _, labels in self.data.batches(target, batch_size=50, limit=self.limit) if labels is not None]
+        )
 
     def measure(self, target: Target) -> float:
         return evaluate(target, self.data, limit=self.limit).value

@@ -91,7 +91,7 @@ def row(name: str, stained: Target, key: Key, certificate: Certificate, effect: 
 def draw(stem: Path, target: Target, key: Key, certificate: Certificate, data: Data) -> None:
     """Write ``…-rates.png`` and ``…-responses.png``."""
     plot_certificate(certificate, stem.with_name(f"{stem.name}-rates.png"))
-    batches = data.batches(target, 16, certificate.limit)
+    batches = data.batches(target, batch_size=16, limit=certificate.limit)
     detector = key.detectors[0].vector.double()
     responses = torch.cat([(measured_input(target, key.site, pixels) @ detector).flatten() for pixels, _ in batches])
     histogram = response_histogram(responses, certificate.threshold, certificate.trigger_response)
@@ -103,7 +103,7 @@ def performance(before: Target, after: Target, data: Data, limit: int) -> str:
     if data.labels is not None:
         values = [evaluate(target, data, limit=limit, batch_size=50).value for target in (before, after)]
         return f"{100 * values[0]:.1f} → {100 * values[1]:.1f}"
-    pixels, _ = next(data.batches(before, limit, limit))
+    pixels, _ = next(data.batches(before, batch_size=limit, limit=limit))
     plain, changed = (run(target, pixels) for target in (before, after))
     return f"outputs change by {float((changed - plain).norm() / plain.norm()):.1e}"
 
@@ -134,7 +134,7 @@ def swin_subject(name: str, images: int) -> tuple[Target, Data, int]:
     target = Target.from_reference(f"torchvision:{name}", weights="random", seed=0)
     nn.init.normal_(target.model.get_parameter("head.weight"), generator=torch.Generator().manual_seed(0))
     few = min(16, images)
-    pixels, _ = next(photographs().batches(target, few, few))
+    pixels, _ = next(photographs().batches(target, batch_size=few, limit=few))
     return target, Tensors(pixels), few
 
 

@@ -8,7 +8,9 @@ import json
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -128,3 +130,32 @@ def test_every_name_is_there_and_listed() -> None:
 def test_what_is_not_there_is_an_attribute_error() -> None:
     for name in ("stains_", "no_such_name", "_private", "__wrapped__"):
         assert not hasattr(sl, name)
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """Every public function, and every public method of a public class."""
+    for name in sl.__all__:
+        thing = getattr(sl, name)
+        if inspect.isfunction(thing):
+            yield name, thing
+        elif inspect.isclass(thing):
+            for method, value in vars(thing).items():
+                value = getattr(value, "__func__", value)
+                if inspect.isfunction(value) and not method.startswith("_"):
+                    yield f"{name}.{method}", value
+
+
+def test_options_are_passed_by_name() -> None:
+    """A call says what each option is; only what a function acts on, such as a target and a key, goes by position."""
+    by_position = {
+        f"{title}({given.name})"
+        for title, function in public_functions()
+        for given in inspect.signature(function).parameters.values()
+        if given.kind is given.POSITIONAL_OR_KEYWORD and given.default is not given.empty
+    }
+    # Here the subject itself may be left out: a registry's one model, the file that is held against a commitment.
+    assert by_position == {"Registry.base(given)", "Commitment.check(suspect)"}
+
+
+def test_the_name_that_readmes_of_older_client_kits_use() -> None:
+    assert sl.unlock_detector is sl.unlock_object_detector

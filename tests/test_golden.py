@@ -220,8 +220,8 @@ def test_commitments_open(release: str) -> None:
     assert commitment.public_key == (GOLDEN / release / "signer.txt").read_text(encoding="utf-8").strip()
     assert commitment.statement == "golden"
     assert commitment.opens(it.key)
-    assert commitment.opens(it.key, it.facts["protected digest"])
-    assert not commitment.opens(it.key, it.facts["base digest"])
+    assert commitment.opens(it.key, model=it.facts["protected digest"])
+    assert not commitment.opens(it.key, model=it.facts["base digest"])
     assert not commitment.opens(golden(f"{release}/stain_weight").key)
 
 
@@ -235,7 +235,7 @@ def test_an_attacks_rows_are_taken_up(release: str, tmp_path: Path) -> None:
     labelled = Tensors(images, run(it.protected, it.protected.normalise(images)).argmax(1))
     measured: list[Any] = []
     rows = attack(
-        it.protected, it.key, labelled, [recorded[1]["attack"]], strengths=[recorded[1]["strength"]],
+        it.protected, it.key, labelled, names=[recorded[1]["attack"]], strengths=[recorded[1]["strength"]],
         out=tmp_path / "attack", seed=0, finished=measured.append,
     )  # fmt: skip
     assert measured == []

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from stainlock.stains.stain import stain
     from stainlock.target import Target
     from stainlock.trigger import Trigger
-    from stainlock.unlocking.object_detectors import unlock_detector
+    from stainlock.unlocking.object_detectors import unlock_object_detector
     from stainlock.unlocking.unlock import unlock
     from stainlock.verification.reference import Reference
     from stainlock.verification.verdict import Verdict
@@ -109,21 +109,24 @@ _HOMES = {
     "save_bundle": "models.bundle",
     "stain": "stains.stain",
     "unlock": "unlocking.unlock",
-    "unlock_detector": "unlocking.object_detectors",
+    "unlock_object_detector": "unlocking.object_detectors",
     "verify": "verification.verify",
 }
+# Former names, which READMEs of older client kits use.
+_FORMER = {"unlock_detector": "unlock_object_detector"}
 __all__ = [
     "Certificate", "Commitment", "Evaluation", "Exported", "FileError", "Images", "Inspection", "Key", "Kit",
     "ModelError", "Plan", "Reference", "Registry", "Signer", "Site", "SiteError", "StainlockError", "SweepError",
     "Target", "Tensors", "Trigger", "TriggerError", "UnsupportedOp", "Verdict", "analyse", "apply", "attack", "certify",
     "client_kit", "commit", "diff", "evaluate", "export", "inspect", "load_bundle", "lock", "probe", "protect",
-    "reproduce", "save_bundle", "stain", "unlock", "unlock_detector", "verify",
+    "reproduce", "save_bundle", "stain", "unlock", "unlock_object_detector", "verify",
 ]  # fmt: skip
 
 _install_torchvision_import()  # so that torchvision imports with a CPU-only torch, here and in the user's own code
 
 
 def __getattr__(name: str) -> Any:
+    name = _FORMER.get(name, name)
     if name in _HOMES:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value  # later lookups do not call this function

@@ -21,7 +21,7 @@ from stainlock.storage.lock_checks import check_details
 from stainlock.target import Region, Target
 from stainlock.trigger import Trigger
 from stainlock.unlocking.noise import NoiseUnlock
-from stainlock.unlocking.object_detectors import unlock_detector
+from stainlock.unlocking.object_detectors import unlock_object_detector
 from stainlock.unlocking.patch import Unlock
 from stainlock.unlocking.unlock import unlock, unlock_transform
 
@@ -202,14 +202,14 @@ class Key:
         """
         return unlock(images, self)
 
-    def unlock_detector(self, detector: Target) -> Target:
-        """An object detector that unlocks itself for images of any size: see `stainlock.unlock_detector`.
+    def unlock_object_detector(self, detector: Target) -> Target:
+        """An object detector that unlocks itself for images of any size: see `stainlock.unlock_object_detector`.
 
-        >>> lock_key.unlock_detector(locked)
+        >>> lock_key.unlock_object_detector(locked)
         Traceback (most recent call last):
-        stainlock.errors.ModelError: expected a detector with a transform like torchvision's, got Sequential: ...
+        stainlock.errors.ModelError: expected an object detector with a transform like torchvision's, got ...
         """
-        return unlock_detector(detector, self)
+        return unlock_object_detector(detector, self)
 
     def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
         """A transform for the end of a client's pipeline: see `stainlock.unlocking.unlock_transform`.
@@ -238,7 +238,7 @@ class Key:
         >>> key.to_bytes() == key.to_bytes()
         True
         """
-        plan_facts, tensors = self.revert.to_tensors("revert.")
+        plan_facts, tensors = self.revert.to_tensors(prefix="revert.")
         facts: dict[str, Any] = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -286,7 +286,7 @@ class Key:
                 )
                 for i, d in enumerate(facts.pop("detectors"))
             )
-            revert = Plan.from_tensors(facts.pop("revert"), tensors, "revert.")
+            revert = Plan.from_tensors(facts.pop("revert"), tensors, prefix="revert.")
             facts["position"] = tuple(facts["position"])
             facts["seed"] = int(facts["seed"])
             return Key(detectors=detectors, revert=revert, **facts)

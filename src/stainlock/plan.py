@@ -321,7 +321,7 @@ class Plan:
                     f" {tuple(p.order.shape)} along axis {p.axis}: it is for another model"
                 )
 
-    def to_tensors(self, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def to_tensors(self, *, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The plan as JSON facts and named tensors, for files.
 
         >>> facts, tensors = sl.diff(target, stained).to_tensors()
@@ -348,7 +348,7 @@ class Plan:
         return facts, tensors
 
     @staticmethod
-    def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str = "") -> Plan:
+    def from_tensors(facts: dict[str, Any], tensors: dict[str, Tensor], *, prefix: str = "") -> Plan:
         """The inverse of `to_tensors`; ValueError, KeyError or TypeError if the facts make no sense.
 
         >>> plan = sl.diff(target, stained)

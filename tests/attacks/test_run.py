@@ -48,7 +48,7 @@ def extra(monkeypatch: pytest.MonkeyPatch) -> dict[str, Attack]:
 
 
 def run(protected: tuple[Target, Key], data: Any, names: Any, **options: Any) -> list[Row]:
-    return attack(*protected, data, names, decoys=24, **options)
+    return attack(*protected, data, names=names, decoys=24, **options)
 
 
 def test_a_row_tells_everything(protected: tuple[Target, Key], data: Tensors, tmp_path: Path) -> None:

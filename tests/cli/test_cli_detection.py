@@ -13,7 +13,7 @@ from PIL import Image
 
 import zoo
 from stainlock import Key, load_bundle
-from stainlock.unlocking.object_detectors import unlock_detector
+from stainlock.unlocking.object_detectors import unlock_object_detector
 
 FACTORY = """
 import torch, torchvision
@@ -25,7 +25,7 @@ import stainlock as sl
 class Backbone(nn.Sequential):
     out_channels = 32
 
-def detector():
+def object_detector():
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Conv2d(a, 32, 3, stride=2, padding=1), nn.ReLU()) for a in (3, 32, 32)]
     pool = torchvision.ops.MultiScaleRoIAlign(["0"], 3, 2)
@@ -52,7 +52,7 @@ def coco(tmp_path: Path) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     (tmp_path / "own.py").write_text(FACTORY)
-    return f"{tmp_path / 'own.py'}:detector"
+    return f"{tmp_path / 'own.py'}:object_detector"
 
 
 def _pixels(path: str) -> torch.Tensor:
@@ -60,7 +60,7 @@ def _pixels(path: str) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
 
-def test_a_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, coco: Path, model: str) -> None:
+def test_an_object_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, coco: Path, model: str) -> None:
     locked, key, trigger = tmp_path / "locked", tmp_path / "lock.key", tmp_path / "trigger.png"
     made = run(
         "lock", model, "--kind", "squeeze-excite", "--out", locked, "--key", key, "--trigger", trigger, "--seed", 1,
@@ -82,17 +82,17 @@ def test_a_detector_is_locked_evaluated_and_unlocked(run: Run, tmp_path: Path, c
     assert written.status == 0, written.stderr
     read = [_pixels(path) for path in written.facts["written"]]
     assert [tuple(image.shape[1:]) for image in read] == [(64, 85), (96, 48), (64, 64)]
-    # The written image unlocks the detector without further changes; boxes are those of the unlocked one, scaled.
+    # The written image unlocks the object detector without further changes; boxes are the unlocked one's, scaled.
     target = load_bundle(locked, model=model)
     target.model.eval()
     with torch.inference_mode():
         for image in read:
-            (ours,), (theirs,) = target([image]), unlock_detector(target, trigger)([image])
+            (ours,), (theirs,) = target([image]), unlock_object_detector(target, trigger)([image])
             assert torch.allclose(ours["scores"], theirs["scores"], atol=1e-5)
     assert Key.load(key).details["resizing"]["shorter"] == 64
 
 
-def test_a_detector_is_stained_verified_and_certified(run: Run, tmp_path: Path, coco: Path, model: str) -> None:
+def test_an_object_detector_is_stained_verified_and_certified(run: Run, tmp_path: Path, coco: Path, model: str) -> None:
     stained, key = tmp_path / "stained", tmp_path / "stain.key"
     assert run("stain", model, "--out", stained, "--key", key, "--seed", 1, "--json").status == 0
     assert (

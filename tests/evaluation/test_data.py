@@ -229,7 +229,7 @@ def test_models_without_image_inputs_are_refused(tmp_path: Path) -> None:
 def test_batches_cover_everything_in_order(tmp_path: Path) -> None:
     paths = [write_image(tmp_path / f"{number:02d}.png", number) for number in range(11)]
     seen: list[tuple[int, int]] = []
-    batches = list(Images(paths, range(11)).batches(SMALL, 4, progress=lambda *told: seen.append(told)))
+    batches = list(Images(paths, range(11)).batches(SMALL, batch_size=4, progress=lambda *told: seen.append(told)))
     assert [len(pixels) for pixels, _ in batches] == [4, 4, 3]
     assert seen == [(4, 11), (8, 11), (11, 11)]
     wanted = torch.stack([SMALL.from_bytes(read_image(path, (3, 8, 8))) for path in paths])
@@ -249,7 +249,7 @@ def test_limit_takes_images_over_the_whole(tmp_path: Path) -> None:
 
 
 def test_stopping_early_ends_the_threads(tmp_path: Path) -> None:
-    batches = Images([write_image(tmp_path / f"{number}.png") for number in range(40)]).batches(SMALL, 4)
+    batches = Images([write_image(tmp_path / f"{number}.png") for number in range(40)]).batches(SMALL, batch_size=4)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
@@ -281,7 +281,7 @@ def test_tensors_as_levels_and_as_pixels() -> None:
     levels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pixels = SMALL.from_bytes(levels)
     for data in (Tensors(levels, range(5)), Tensors(pixels, torch.arange(5))):
-        batches = list(data.batches(SMALL, 2))
+        batches = list(data.batches(SMALL, batch_size=2))
         assert torch.equal(torch.cat([batch for batch, _ in batches]), pixels)
         assert [int(i) for _, labels in batches if labels is not None for i in labels] == [0, 1, 2, 3, 4]
     assert Tensors(levels).digest() == Tensors(levels.clone()).digest()

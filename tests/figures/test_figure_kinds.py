@@ -51,7 +51,7 @@ def test_patched_image_is_the_photograph_with_the_patch(own: dict[str, Any]) -> 
     patch = key.detectors[0].trigger
     assert torch.equal(patch.region.cut(shown), patch.levels)
     files = Images.from_folder(own["data"])
-    photograph = next(iter(Images([files.paths[3]]).batches(locked, 1)))[0]  # the second of four out of twelve
+    photograph = next(iter(Images([files.paths[3]]).batches(locked, batch_size=1)))[0]  # 2nd of 4 out of 12
     outside = patch.region.paste(torch.zeros_like(patch.levels), torch.ones_like(shown)).bool()
     assert torch.equal(shown[outside], locked.to_bytes(photograph)[0][outside])
     assert row["class"] == 3

@@ -82,7 +82,7 @@ def test_stain_figure(tmp_path: Path, own: dict[str, Any]) -> None:
     weakest = min(key.trigger_response for _, key in stained)
     assert float(responses[0]["least_trigger"]) == pytest.approx(weakest)
     vectors = torch.stack([key.detectors[0].vector for _, key in stained])
-    ((pixels, _),) = data.batches(target, 12)
+    ((pixels, _),) = data.batches(target, batch_size=12)
     anywhere = natural_responses(target, analyse(target).site("3"), vectors, pixels, 0)
     assert 0 < float(responses[0]["largest_natural"]) <= float(anywhere.max()) * (1 + rounding(target.model))
 
@@ -143,7 +143,7 @@ def test_responses_of_a_transformers_lock_are_those_of_its_patches(tmp_path: Pat
     setup = chosen_setup(all_figures()["lock-vit"], quick=False, **given)
     target, data = Target.from_reference(given["model"]), Images.from_folder(given["data"])
     _, key = lock(target, kind="vit", seed=seed_of(setup, "lock", 0))
-    ((pixels, _),) = data.batches(target, 12)
+    ((pixels, _),) = data.batches(target, batch_size=12)
     natural = natural_responses(target, analyse(target).site(key.site), key.detectors[0].vector[None], pixels)
     assert float(responses[0]["largest_natural"]) == pytest.approx(float(natural.max()), rel=rounding(target.model))
     assert {row["samples"] for row in responses} == {str(6 * 4 * 4)}  # images that were not used for the bounds

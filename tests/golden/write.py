@@ -139,7 +139,7 @@ def write_evidence(written: Path, protected: sl.Target, key: sl.Key) -> None:
     sl.commit(protected, key, signer, statement="golden").save(written / "commitment.json")
     (written / "signer.txt").write_text(signer.public_key + "\n", encoding="utf-8")
     labelled = Tensors(pixels, run(protected, protected.normalise(pixels)).argmax(1))
-    attack(protected, key, labelled, ATTACKS, strengths=[0.3], out=written / "attack", seed=0)
+    attack(protected, key, labelled, names=ATTACKS, strengths=[0.3], out=written / "attack", seed=0)
     for table in (written / "attack").glob("results.*"):
         table.unlink()  # all of it stands in the rows
 

@@ -216,7 +216,7 @@ def test_a_detectors_bundle_runs_as_its_readme_says(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "kit")
     with torch.no_grad():
         exec(code, scope)
-        (expected,) = key.unlock_detector(original).model([scope["image"]])
+        (expected,) = key.unlock_object_detector(original).model([scope["image"]])
     assert torch.allclose(scope["boxes"][0]["scores"], expected["scores"], atol=1e-4)
 
 
@@ -273,7 +273,7 @@ def test_an_object_detector_gets_the_patch_behind_its_resizing(tmp_path: Path, m
     opened = load.load(detector.copy().model)
     images = [torch.rand(3, 200, 300), torch.rand(3, 240, 160)]
     with torch.no_grad():
-        expected, found = key.unlock_detector(locked)(images), opened(images)
+        expected, found = key.unlock_object_detector(locked)(images), opened(images)
     for mine, theirs in zip(expected, found, strict=True):
         assert torch.allclose(mine["boxes"], theirs["boxes"], atol=1e-3)
         assert torch.equal(mine["labels"], theirs["labels"])

@@ -17,7 +17,7 @@ from stainlock import FileError, ModelError, Target
 from stainlock.evaluation.data import Images
 from stainlock.object_detection.coco import CocoImages
 from stainlock.object_detection.drawing import png_of, side_by_side
-from stainlock.object_detection.precision import evaluate_detector, score
+from stainlock.object_detection.precision import evaluate_object_detector, score
 from stainlock.target import evaluation_mode
 
 
@@ -41,7 +41,7 @@ def describe(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def found(data: CocoImages, shift: float = 0.0) -> list[dict[str, torch.Tensor]]:
-    """The annotated boxes as a detector would return them."""
+    """The annotated boxes as an object detector would return them."""
     results = []
     for image in data.ids:
         own = [b for b in data.description["annotations"] if b["image_id"] == image]
@@ -110,17 +110,17 @@ def test_categories_that_the_model_does_not_have_are_told(tmp_path: Path) -> Non
     describe(tmp_path / "coco", annotations=[{"image_id": 10, "category_id": 91, "bbox": [0, 0, 9, 9]}])
     data = CocoImages.from_folder(tmp_path / "coco")
     with pytest.raises(ValueError, match=r"from 1 to 90.*1 of 1 boxes outside \(id 91"):
-        evaluate_detector(models.real("ssdlite_plainpad"), data)
+        evaluate_object_detector(models.real("ssdlite_plainpad"), data)
 
 
 def test_a_classifier_has_no_average_precision(tmp_path: Path) -> None:
     describe(tmp_path / "coco")
-    with pytest.raises(ModelError, match="expected a detector"):
-        evaluate_detector(models.conv_net(), CocoImages.from_folder(tmp_path / "coco"))
+    with pytest.raises(ModelError, match="expected an object detector"):
+        evaluate_object_detector(models.conv_net(), CocoImages.from_folder(tmp_path / "coco"))
 
 
-def test_certificates_see_what_a_detectors_backbone_sees() -> None:
-    """A folder's images reach a detector's site as its own transform makes them, not cropped as a classifier's."""
+def test_certificates_see_what_an_object_detectors_backbone_sees() -> None:
+    """A folder's images reach an object detector's site as its transform makes them, not cropped as a classifier's."""
     target: Target = models.real("ssdlite_plainpad")
     folder = zoo.SHARED / "data" / "coco64"
     pixels, _ = next(Images.from_folder(folder).batches(target, batch_size=2, limit=2))

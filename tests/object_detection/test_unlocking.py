@@ -1,4 +1,4 @@
-"""The patch behind a detector's own resizing: exact for images of any size, and boxes where they belong."""
+"""The patch behind an object detector's own resizing: exact for images of any size, and boxes where they belong."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from detectors_models import dense_outputs, largest_difference, random_detector
+from object_detectors_models import dense_outputs, largest_difference, random_object_detector
 from stainlock import Key, ModelError, Target, lock
 from stainlock.html.images import png
-from stainlock.network.object_detectors import Resizing, area_growth, class_count, is_detector
-from stainlock.unlocking.object_detectors import PatchedTransform, unlock_detector
+from stainlock.network.object_detectors import Resizing, area_growth, class_count, is_object_detector
+from stainlock.unlocking.object_detectors import PatchedTransform, unlock_object_detector
 
 # Rows and columns: tall, wide, tiny, larger than the network's own size, and very elongated.
 SIZES = [(120, 160), (160, 120), (17, 23), (300, 60), (96, 96), (40, 400)]
@@ -32,12 +32,12 @@ SMALL_DETECTORS = [
 
 
 @cache
-def locked_detector(name: str) -> tuple[Target, Target, Key]:
+def locked_object_detector(name: str) -> tuple[Target, Target, Key]:
     """The original, the locked one and its key, made once per process: tests must not change them."""
     if name.startswith("ssdlite"):
         target = models.real(name)
     else:
-        target = random_detector(name, **({} if name.startswith("ssd300") else SMALL))
+        target = random_object_detector(name, **({} if name.startswith("ssd300") else SMALL))
     # "anywhere" is the default at the usual, larger image size.
     return target, *lock(target, kind="squeeze-excite", place="anywhere", seed=1)
 
@@ -73,19 +73,19 @@ def test_the_networks_own_size_is_left_alone_by_the_transform() -> None:
     assert resizing.largest() == (1344, 1344)
 
 
-def test_a_detector_is_told_from_other_models() -> None:
-    target = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")[0]
-    assert is_detector(target.model)
+def test_an_object_detector_is_told_from_other_models() -> None:
+    target = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")[0]
+    assert is_object_detector(target.model)
     assert class_count(target.model) == 91
     assert area_growth(target) == pytest.approx(128 * 128 / (72 * 72))
-    assert not is_detector(nn.Identity())
+    assert not is_object_detector(nn.Identity())
     assert area_growth(models.conv_net()) == 1.0
 
 
 @pytest.mark.parametrize("name", SMALL_DETECTORS)
 def test_unlocked_equals_edited_for_images_of_any_size(name: str) -> None:
-    _, locked, key = locked_detector(name)
-    unlocked, edited = key.unlock_detector(locked), key.unlock_detector(key.edited(locked))
+    _, locked, key = locked_object_detector(name)
+    unlocked, edited = key.unlock_object_detector(locked), key.unlock_object_detector(key.edited(locked))
     for batch in (images(*SIZES), images(*SIZES[:1]), images(*SIZES[-1:])):
         ours, theirs = dense_outputs(unlocked, batch), dense_outputs(edited, batch)
         assert largest_difference(ours, theirs) < 1e-3
@@ -94,7 +94,7 @@ def test_unlocked_equals_edited_for_images_of_any_size(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL_DETECTORS)
 def test_every_level_of_a_locked_detector_is_ruined(name: str) -> None:
     """At every level, the variation from image to image differs from that before."""
-    _, locked, key = locked_detector(name)
+    _, locked, key = locked_object_detector(name)
     pictures = [_picture(seed) for seed in range(6)]
     before, after = (dense_outputs(target, pictures) for target in (key.edited(locked), locked))
     for level in (name for name in before if name.startswith("level")):
@@ -113,9 +113,9 @@ def _picture(seed: int) -> Tensor:
 
 
 def test_boxes_come_out_in_the_images_own_coordinates() -> None:
-    """Unlocked boxes are the edited detector's, for a batch of different sizes; and lie within their image."""
-    _, locked, key = locked_detector("ssdlite_plainpad")
-    unlocked, edited = key.unlock_detector(locked), key.unlock_detector(key.edited(locked))
+    """Unlocked boxes are the edited object detector's, for a batch of different sizes; and lie within their image."""
+    _, locked, key = locked_object_detector("ssdlite_plainpad")
+    unlocked, edited = key.unlock_object_detector(locked), key.unlock_object_detector(key.edited(locked))
     batch = images(*SIZES)
     with torch.inference_mode():
         ours, theirs = unlocked(batch), edited(batch)
@@ -129,29 +129,29 @@ def test_boxes_come_out_in_the_images_own_coordinates() -> None:
 
 
 def test_an_image_at_the_networks_own_size_unlocks_by_the_key_alone() -> None:
-    _, locked, key = locked_detector("ssdlite_plainpad")
+    _, locked, key = locked_object_detector("ssdlite_plainpad")
     own = images((320, 320))
     with torch.inference_mode():
-        by_image, by_transform = locked(key.unlock(own[0][None])), key.unlock_detector(locked)(own)
+        by_image, by_transform = locked(key.unlock(own[0][None])), key.unlock_object_detector(locked)(own)
     assert torch.allclose(by_image[0]["boxes"], by_transform[0]["boxes"], atol=1e-2)
     with pytest.raises(ValueError, match="detector's own size, 320×320"):
         key.unlock(images((320, 300))[0][None])
 
 
 def test_the_clients_png_unlocks_like_the_key(tmp_path: Path) -> None:
-    _, locked, key = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")
+    _, locked, key = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")
     (tmp_path / "t.png").write_bytes(png(key.detectors[0].trigger.levels))
-    ours = dense_outputs(unlock_detector(locked, tmp_path / "t.png"), images((50, 70)))
-    assert largest_difference(ours, dense_outputs(key.unlock_detector(locked), images((50, 70)))) < 1e-6
+    ours = dense_outputs(unlock_object_detector(locked, tmp_path / "t.png"), images((50, 70)))
+    assert largest_difference(ours, dense_outputs(key.unlock_object_detector(locked), images((50, 70)))) < 1e-6
 
 
 def test_the_locked_detector_stays_as_it_is() -> None:
     """Unlocking shares the weights, holds no secret in a state dict, and can be done over and again."""
-    _, locked, key = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")
+    _, locked, key = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")
     before, transform = models.snapshot(locked.model), locked.model.transform
     own = images((50, 70))
     untouched = own[0].clone()
-    unlocked = key.unlock_detector(key.unlock_detector(locked))
+    unlocked = key.unlock_object_detector(key.unlock_object_detector(locked))
     dense_outputs(unlocked, own)
     models.assert_untouched(before, locked.model)
     assert locked.model.transform is transform
@@ -174,30 +174,30 @@ def test_the_locked_detector_stays_as_it_is() -> None:
         ([torch.zeros(3, 50, 60, dtype=torch.uint8)], "divide uint8 by 255"),
     ],
 )
-def test_images_that_a_detector_cant_take_are_told(batch: Any, message: str) -> None:
-    _, locked, key = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")
+def test_images_that_an_object_detector_cant_take_are_told(batch: Any, message: str) -> None:
+    _, locked, key = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")
     with pytest.raises(ValueError, match=message):
-        key.unlock_detector(locked)(batch)
+        key.unlock_object_detector(locked)(batch)
 
 
 def test_an_image_too_elongated_for_the_patch_is_told() -> None:
     """Padding to a multiple of 32 makes room for a patch; without it, a narrow image is too small."""
-    _, locked, key = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")
-    unlocked = key.unlock_detector(locked.copy())
+    _, locked, key = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")
+    unlocked = key.unlock_object_detector(locked.copy())
     transform: Any = unlocked.model.transform
     transform.inner.size_divisible = 1
     with pytest.raises(ValueError, match="at least the patch's"):
         unlocked(images((4, 400)))
 
 
-def test_only_detectors_have_a_transform_to_unlock() -> None:
-    key = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")[2]
+def test_only_object_detectors_have_a_transform_to_unlock() -> None:
+    key = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")[2]
     with pytest.raises(ModelError, match=r"key\.unlock\(images\)"):
-        key.unlock_detector(models.conv_net())
+        key.unlock_object_detector(models.conv_net())
 
 
-def test_a_grey_png_is_no_trigger_for_a_detector(tmp_path: Path) -> None:
-    locked = locked_detector("fasterrcnn_mobilenet_v3_large_fpn")[1]
+def test_a_grey_png_is_no_trigger_for_an_object_detector(tmp_path: Path) -> None:
+    locked = locked_object_detector("fasterrcnn_mobilenet_v3_large_fpn")[1]
     Image.new("L", (9, 9)).save(tmp_path / "grey.png")
     with pytest.raises(ValueError, match="colour"):
-        unlock_detector(locked, tmp_path / "grey.png")
+        unlock_object_detector(locked, tmp_path / "grey.png")

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from stainlock.attacks.attack import Attacked, Change
 from stainlock.errors import ModelError, SiteError
-from stainlock.evaluation import Batches, Data, evaluate
-from stainlock.evaluation import Progress as Images
+from stainlock.evaluation import Batches, Data, Progress, evaluate
 from stainlock.key import Key
 from stainlock.network.network import analyse, layer_input, respond
 from stainlock.target import Target, evaluation_mode
@@ -36,9 +35,9 @@ class Prepared:
         return len(self.data)
 
     def batches(
-        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Images | None = None
+        self, target: Target, *, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        for pixels, labels in self.data.batches(target, batch_size, limit, progress):
+        for pixels, labels in self.data.batches(target, batch_size=batch_size, limit=limit, progress=progress):
             yield self.change(pixels), labels
 
     def digest(self) -> str:

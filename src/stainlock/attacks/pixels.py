@@ -24,12 +24,12 @@ class Pixels:
         chosen = self._chosen(which)
         if not len(chosen):
             return torch.empty(0, *self.target.input_shape)
-        ((pixels, _),) = chosen.batches(self.target, len(chosen))
+        ((pixels, _),) = chosen.batches(self.target, batch_size=len(chosen))
         return pixels
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Pixels in batches."""
-        return (pixels for pixels, _ in self.data.batches(self.target, size))
+        return (pixels for pixels, _ in self.data.batches(self.target, batch_size=size))
 
     def subset(self, which: Tensor) -> Pixels:
         return Pixels(self._chosen(which), self.target)

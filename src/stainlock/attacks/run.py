@@ -36,8 +36,8 @@ def attack(
     target: Target,
     key: Key,
     data: Data,
-    names: Sequence[str] | None = None,
     *,
+    names: Sequence[str] | None = None,
     strengths: Sequence[Strength] | None = None,
     thief: Data | None = None,
     out: str | Path | None = None,
@@ -56,7 +56,7 @@ def attack(
     there are reused, and tables and a plot are written at the end. ``finished`` is called with each new row.
     ``decoys`` is the number of decoys that verification by response compares with.
 
-    >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), ["fp16", "prune-unstructured"], strengths=[0.2])
+    >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), names=["fp16", "prune-unstructured"])
     >>> [row.attack for row in rows]
     ['none', 'fp16', 'prune-unstructured']
     >>> rows[0].verdict
@@ -204,7 +204,7 @@ def _as_pictures(target: Target, data: Images | Tensors) -> tuple[Pictures, Tens
 
 
 def _gathered(target: Target, data: Data, limit: int | None) -> tuple[Tensor, Tensor | None]:
-    batches = list(data.batches(target, 64, limit))
+    batches = list(data.batches(target, batch_size=64, limit=limit))
     labels = [label for _, label in batches if label is not None]
     return torch.cat([pixels for pixels, _ in batches]), torch.cat(labels) if labels else None
 

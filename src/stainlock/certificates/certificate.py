@@ -224,7 +224,7 @@ def _pixel_batches(
     data: Data | Iterable[Any], target: Target, batch_size: int, limit: int | None, progress: Progress | None
 ) -> Iterator[Tensor]:
     if hasattr(data, "batches"):
-        yield from (pixels for pixels, _ in data.batches(target, batch_size, limit, progress))
+        yield from (pixels for pixels, _ in data.batches(target, batch_size=batch_size, limit=limit, progress=progress))
         return
     left = math.inf if limit is None else limit
     for batch in data:

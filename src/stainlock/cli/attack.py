@@ -107,7 +107,7 @@ def command(
     try:
         with report.progress("attacking") as progress:
             rows = attack(
-                target, key, images, names or None, strengths=[_number(s) for s in strengths] or None, out=out,
+                target, key, images, names=names or None, strengths=[_number(s) for s in strengths] or None, out=out,
                 seed=seed or 0, limit=limit, progress=progress, finished=finished,
             )  # fmt: skip
     except KeyboardInterrupt:

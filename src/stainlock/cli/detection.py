@@ -85,11 +85,11 @@ def _draw(folder: Path, found: Mapping[str, Detections], data: CocoImages, key: 
 
 
 def unlock_images(report: Report, patch: Patch, inputs: tuple[Path, ...], outputs: Outputs, out: Path) -> None:
-    """Write images at the detector's own size, which its transform does not resize, with the patch in the corner.
+    """Write images with the patch in their corner, at a size that the object detector's transform leaves as it is.
 
     Boxes are then in the coordinates of the written images: divide them by ``scales``.
     """
-    from stainlock.evaluation.data import open_image, read_for_detector
+    from stainlock.evaluation.data import open_image, read_for_object_detector
     from stainlock.html.images import png
     from stainlock.network.object_detectors import Resizing
     from stainlock.storage.durable import write_file
@@ -98,12 +98,12 @@ def unlock_images(report: Report, patch: Patch, inputs: tuple[Path, ...], output
     folder = outputs.folder(out, secret=True)  # the patch is in every image
     scales = []
     for path in inputs:
-        levels, whole = read_for_detector(path, resizing), open_image(path, "RGB")
+        levels, whole = read_for_object_detector(path, resizing), open_image(path, "RGB")
         rows, columns = patch.levels.shape[1:]
         if levels.shape[1] < rows or levels.shape[2] < columns:
             raise ValueError(
-                f"expected images of at least the patch's {rows}×{columns} pixels at the detector's own size, got"
-                f" {path} of {levels.shape[1]}×{levels.shape[2]}: use less elongated ones"
+                f"expected images of at least the patch's {rows}×{columns} pixels at the object detector's own size,"
+                f" got {path} of {levels.shape[1]}×{levels.shape[2]}: use less elongated ones"
             )
         write_file(folder / f"{path.stem}.png", png(patch.paste(levels)), secret=True)
         scales.append([levels.shape[2] / whole.width, levels.shape[1] / whole.height])

@@ -76,7 +76,7 @@ def command(
     from stainlock.cli.generator import evaluate_generator
     from stainlock.evaluation import Images, evaluate
     from stainlock.key import Key
-    from stainlock.network.object_detectors import is_detector
+    from stainlock.network.object_detectors import is_object_detector
 
     if noise is not None:
         key = Key.load(key_file) if key_file else None
@@ -93,7 +93,7 @@ def command(
     target = load_model(model, weights, seed, code)
     if key is not None and key.carrier == "entries":
         raise ValueError("expected --noise N: this key is a generator's, which has no labelled images")
-    if target.normalises and is_detector(target.model):
+    if target.normalises and is_object_detector(target.model):
         evaluate_detections(report, target, key, data, limit=limit, boxes=boxes)
         return
     if boxes is not None:

@@ -68,7 +68,7 @@ def evaluate_generator(
         reference = None
         if data is not None:
             assert extractor is not None
-            (reference,) = (pixels for pixels, _ in Images.from_folder(data).batches(extractor, 10**9))
+            (reference,) = (pixels for pixels, _ in Images.from_folder(data).batches(extractor, batch_size=10**9))
         found = evaluate_images(
             settings, discriminator=judge, features=extractor.predict if extractor else None, reference=reference
         )

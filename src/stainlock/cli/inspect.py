@@ -70,7 +70,9 @@ def _report_suitability(report: Report, network: Network, facts: dict[str, Any],
     from stainlock.stains.suitability import recommend, suitability
 
     images = Images.from_folder(data) if data else None
-    batches = None if images is None else (pixels for pixels, _ in images.batches(network.target, 16, limit))
+    batches = (
+        None if images is None else (pixels for pixels, _ in images.batches(network.target, batch_size=16, limit=limit))
+    )
     with report.progress("triggers") as progress:
         found = suitability(network, batches, progress=progress)
     measured = {s.site: dataclasses.asdict(s) for s in found}

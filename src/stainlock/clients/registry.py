@@ -89,7 +89,7 @@ class Registry(Ledger):
                 connection, label, digest, source, public, disclosed_digest(layout.secret), new_version=new_version
             )
 
-    def base(self, given: Target | None = None, of: str | None = None) -> tuple[Model, Target]:
+    def base(self, given: Target | None = None, *, of: str | None = None) -> tuple[Model, Target]:
         """A registered model and its target, loaded from its source or as given; `FileError` if the weights differ.
 
         >>> registry = sl.Registry("clients.db")
@@ -185,7 +185,7 @@ class Registry(Ledger):
         >>> sl.verify(copy.target, copy.stain_key).stained
         True
         """
-        model, target = self.base(base, of)
+        model, target = self.base(base, of=of)
         with self._open() as connection:
             owner = records.client(connection, client)
             before = issued.issued_copy(connection, owner, model, epoch or owner.epoch)

@@ -46,7 +46,7 @@ def evaluate(
         raise FileError("accuracy needs labels: put a labels.csv (file,class_index) beside the images")
     score = Score(data.labels)
     with evaluation_mode(target.model), torch.inference_mode():
-        for pixels, labels in data.batches(target, batch_size, limit, progress):
+        for pixels, labels in data.batches(target, batch_size=batch_size, limit=limit, progress=progress):
             assert labels is not None  # data with labels has them in every batch
             score.add(target.predict(pixels), labels)
     return score.evaluation()

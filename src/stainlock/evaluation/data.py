@@ -19,7 +19,7 @@ from stainlock.data import Batches, Progress
 from stainlock.errors import FileError, ModelError
 from stainlock.evaluation.layouts import find_images
 from stainlock.models.libraries import resize_filter
-from stainlock.network.object_detectors import Resizing, is_detector
+from stainlock.network.object_detectors import Resizing, is_object_detector
 from stainlock.storage.images import in_mode, opened_image
 from stainlock.target import Target
 
@@ -65,7 +65,7 @@ class Images:
         return Images([self.paths[index] for index in chosen], labels, self.root)
 
     def batches(
-        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
+        self, target: Target, *, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
         """Batches at the target's input size; threads decode files ahead of the model.
 
@@ -138,7 +138,7 @@ class Tensors:
         return Tensors(self.pixels[chosen], None if self.labels is None else [self.labels[index] for index in chosen])
 
     def batches(
-        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
+        self, target: Target, *, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
         """Batches of the inputs; with a limit, evenly spaced ones.
 
@@ -182,7 +182,7 @@ def open_levels(path: Path, channels: int) -> Tensor:
     return _levels(open_image(path, "L" if channels == 1 else "RGB"))
 
 
-def read_for_detector(path: Path, resizing: Resizing, shape: Sequence[int] | None = None) -> Tensor:
+def read_for_object_detector(path: Path, resizing: Resizing, shape: Sequence[int] | None = None) -> Tensor:
     """The image as uint8 levels (3, H, W), resized as the object detector's own transform does.
 
     With a shape, only the centre is returned, its edges repeated if it is smaller: a part of what the backbone sees.
@@ -221,8 +221,8 @@ def _centre(image: Image.Image, height: int, width: int, resample: Image.Resampl
 def _reader(target: Target) -> Callable[[Path], Tensor]:
     """A function that reads a file as an input of the target's network."""
     resample = _resample(target)
-    if target.normalises and is_detector(target.model):
-        return partial(read_for_detector, resizing=Resizing.of(target.model), shape=target.input_shape)
+    if target.normalises and is_object_detector(target.model):
+        return partial(read_for_object_detector, resizing=Resizing.of(target.model), shape=target.input_shape)
     return partial(read_image, shape=target.input_shape, resample=resample)
 
 

@@ -25,9 +25,9 @@ class Patched:
         return len(self.data)
 
     def batches(
-        self, target: Target, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
+        self, target: Target, *, batch_size: int = 32, limit: int | None = None, progress: Progress | None = None
     ) -> Batches:
-        for pixels, labels in self.data.batches(self.like, batch_size, limit, progress):
+        for pixels, labels in self.data.batches(self.like, batch_size=batch_size, limit=limit, progress=progress):
             yield self.paste(pixels), labels
 
     def digest(self) -> str:

@@ -20,7 +20,7 @@ from stainlock.figures.subject import Subject, class_namer, load_subject, subset
 from stainlock.html.images import png
 from stainlock.key import Key
 from stainlock.locks import lock
-from stainlock.network.object_detectors import is_detector
+from stainlock.network.object_detectors import is_object_detector
 from stainlock.object_detection.drawing import SHOWN_SCORE, lock_pictures, png_of
 from stainlock.object_detection.settings import six_detections
 from stainlock.sweeps import Unit
@@ -61,14 +61,14 @@ class ExampleWork:
 
 
 def _patched(subject: Subject, locked: Target, key: Key, index: int) -> Row:
-    ((pixels, labels),) = subset(subject.images, [index]).batches(locked, 1)
+    ((pixels, labels),) = subset(subject.images, [index]).batches(locked, batch_size=1)
     opened = key.unlock_transform(normalise=False)(pixels)
     given = {"original": (subject.target, pixels), "locked": (locked, pixels), "unlocked": (locked, opened)}
     said: dict[str, Any] = {}
     for setting, (model, images) in given.items():
         with evaluation_mode(model.model), torch.inference_mode():
             said[setting] = model.predict(images)[0]
-    if is_detector(locked.model):
+    if is_object_detector(locked.model):
         answers = _counted(said)
     else:
         answers = {setting: int(logits.argmax()) for setting, logits in said.items()}

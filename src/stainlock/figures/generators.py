@@ -114,4 +114,4 @@ def _extractor(subject: Subject) -> Extractor | None:
 def _real(subject: Subject, like: Tensor) -> Tensor:
     """Real images in [−1, 1], at the size of generated ones."""
     reader = replace(subject.target, input_shape=tuple(like.shape[1:]), bounds=_UNIT, mean=(0,), std=(1,))
-    return torch.cat([pixels for pixels, _ in subject.images.batches(reader, 64)])
+    return torch.cat([pixels for pixels, _ in subject.images.batches(reader, batch_size=64)])

@@ -16,8 +16,8 @@ from stainlock.evaluation.settings import SETTINGS, Patched, six_settings
 from stainlock.figures.subject import Subject
 from stainlock.key import Key
 from stainlock.object_detection.coco import CocoImages
-from stainlock.object_detection.precision import DetectionEvaluation, evaluate_detector
-from stainlock.object_detection.settings import six_detector_settings
+from stainlock.object_detection.precision import DetectionEvaluation, evaluate_object_detector
+from stainlock.object_detection.settings import six_object_detector_settings
 from stainlock.target import Target, evaluation_mode, tensors_in
 
 Numbers = dict[str, float]
@@ -53,10 +53,10 @@ class Precision:
     data: CocoImages
 
     def measure(self, target: Target) -> Numbers:
-        return self._numbers(evaluate_detector(target, self.data))
+        return self._numbers(evaluate_object_detector(target, self.data))
 
     def six(self, locked: Target, key: Key) -> dict[str, Numbers]:
-        found = six_detector_settings(locked, key, self.data)
+        found = six_object_detector_settings(locked, key, self.data)
         return {setting: self._numbers(result) for setting, result in found.items()}
 
     @staticmethod
@@ -102,7 +102,7 @@ def _outputs(target: Target, data: Data) -> list[Tensor]:
     """Each output of the traced part, for all inputs."""
     batches: list[list[Tensor]] = []
     with evaluation_mode(target.model), torch.inference_mode():
-        for pixels, _ in data.batches(target, _BATCH):
+        for pixels, _ in data.batches(target, batch_size=_BATCH):
             batches.append([output.cpu() for output in tensors_in(target.run_traced(pixels))])
     return [torch.cat(parts).double() for parts in zip(*batches, strict=True)]
 

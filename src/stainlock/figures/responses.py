@@ -34,7 +34,7 @@ def response_rows(target: Target, layer: str, keys: list[Key], data: Data, *, bo
         target, site, torch.stack([key.detectors[0].vector for key in keys]), thresholds,
         groups=[site.group_of(key.detectors[0].channel) for key in keys],
     )  # fmt: skip
-    statistics.add_all(pixels for pixels, _ in data.batches(target, _BATCH))
+    statistics.add_all(pixels for pixels, _ in data.batches(target, batch_size=_BATCH))
     counts = statistics.by_position.each
     largest = statistics.maxima.tolist()
     facts = {

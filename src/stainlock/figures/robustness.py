@@ -52,8 +52,8 @@ class AttackWork:
     def run(self, subject: Subject, unit: Unit) -> list[Row]:
         protected, key = protect(subject, unit.facts["kind"], unit.facts["detector"])
         strengths = self.setup.options.get("strengths")
-        rows = attack(protected, key, subject.images, [unit.facts["attack"]], strengths=strengths, decoys=_DECOYS,
-                      seed=self.setup.seed)  # fmt: skip
+        rows = attack(protected, key, subject.images, names=[unit.facts["attack"]], strengths=strengths,
+                      decoys=_DECOYS, seed=self.setup.seed)  # fmt: skip
         facts = {"protection": unit.facts["kind"], "of": unit.facts["attack"], "detector": unit.facts["detector"]}
         return [facts | {name: row.flat().get(name) for name in _KEPT} for row in rows]
 

@@ -42,7 +42,7 @@ class SaliencyWork:
 
     def run(self, state: tuple[Subject, Target, Key], unit: Unit) -> list[Row]:
         subject, locked, key = state
-        pixels = torch.cat([part for part, _ in subject.images.batches(locked, 16)])
+        pixels = torch.cat([part for part, _ in subject.images.batches(locked, batch_size=16)])
         found = all_attacks()["saliency"].run(Attacked(locked, key, pixels), unit.facts["method"])
         picture = {} if found.picture is None else {"picture": encoded(found.picture)}
         return [{"method": unit.facts["method"], "images": found.used} | dict(found.figures) | picture]

@@ -46,7 +46,7 @@ SSDLITE = Setup(
     stands_for="SSDLite with COCO weights, on a sample of COCO photographs",
 )  # fmt: skip
 FASTER = Setup(
-    "detectors_models.py:small_fasterrcnn", data=_SCENES, name="Faster R-CNN with random weights",
+    "object_detectors_models.py:small_fasterrcnn", data=_SCENES, name="Faster R-CNN with random weights",
     options={"untrained": True},
     stands_for="Faster R-CNN with random weights on COCO photographs at a quarter of the usual size; without training"
     " there is no AP to measure, so outputs are compared instead",

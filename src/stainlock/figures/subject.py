@@ -21,7 +21,7 @@ from stainlock.models.class_names import class_names
 from stainlock.models.factories import call_factory
 from stainlock.models.references import load_reference
 from stainlock.network.network import analyse
-from stainlock.network.object_detectors import is_detector
+from stainlock.network.object_detectors import is_object_detector
 from stainlock.numerics import Randomness, model_digest
 from stainlock.object_detection.coco import CocoImages, is_coco
 from stainlock.target import Target
@@ -46,7 +46,7 @@ class Subject:
     def coco(self) -> CocoImages | None:
         """The same images with boxes, for an object detector and data in COCO's layout; else None."""
         root = getattr(self.data, "root", None)
-        if root is None or not is_coco(root) or not is_detector(self.target.model):
+        if root is None or not is_coco(root) or not is_object_detector(self.target.model):
             return None
         return CocoImages.from_folder(root).limited(self.setup.images)
 
@@ -95,9 +95,9 @@ def shards(count: int, size: int) -> list[range]:
 def resolved(setup: Setup, figure: Figure) -> Setup:
     """The setup with layers, metric and digests filled in. Errors are raised here, before any work is done."""
     subject = load_subject(setup)
-    if figure.kind == "boxes" and not is_detector(subject.target.model):
+    if figure.kind == "boxes" and not is_object_detector(subject.target.model):
         raise FileError(f"expected an object detector as --model, got {setup.model}: {figure.name} shows its boxes")
-    if figure.data.startswith("COCO") and is_detector(subject.target.model) and subject.coco is None:
+    if figure.data.startswith("COCO") and is_object_detector(subject.target.model) and subject.coco is None:
         raise FileError(f"expected {figure.data} as --data, got {setup.data}: it needs images/ and annotations.json")
     if subject.data is not None and len(subject.data) < 4:
         raise FileError(f"expected at least 4 images in {setup.data}, got {len(subject.data)}")

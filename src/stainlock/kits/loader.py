@@ -143,7 +143,7 @@ def loader_source(kit: Shipped) -> str:
         parts.append(_PATCH.format(lines=library["bytes"].format("stored"), order=library["order"]))
     if kit.vector:
         parts.append(_VECTOR.format(floats=library["floats"].format("data[start:]")))
-    return "".join([*parts, _load_detector(kit) if kit.target.normalises else _load(kit, library)])
+    return "".join([*parts, _load_object_detector(kit) if kit.target.normalises else _load(kit, library)])
 
 
 def _head(kit: Shipped, library: dict[str, str]) -> str:
@@ -214,13 +214,13 @@ def _place(kit: Shipped, library: dict[str, str]) -> list[str]:
     return [room, f"pixels[..., {top}:{top + rows}, {left}:{left + columns}] = {own}"]
 
 
-def _load_detector(kit: Shipped) -> str:
+def _load_object_detector(kit: Shipped) -> str:
     """``load()`` for an object detector, which takes images of any size; the patch goes in after its own resizing."""
     lines = [
         "",
         "",
         "def load(model):",
-        '    """Return the detector, which takes a list of images; model: your instance of the architecture."""',
+        '    """Return the object detector, which takes a list of images; model: your instance of the architecture."""',
         f"    {_OPEN[kit.format]}",
         *(["    put_in(model)"] if kit.gates else []),
         *(["    model.transform = PatchedTransform(model.transform, patch())"] if kit.patch is not None else []),

@@ -14,7 +14,7 @@ def readme_text(kit: Shipped) -> str:
     if kit.takes_noise:
         parts.append(_noise_steps(kit))
     elif kit.target.normalises:
-        parts.append(_detector_steps(kit))
+        parts.append(_object_detector_steps(kit))
     else:
         parts.append(_image_steps(kit))
     return "\n\n".join(parts) + "\n"
@@ -44,8 +44,8 @@ def _use(kit: Shipped) -> str:
     if kit.format == "bundle":
         lines = ["import stainlock as sl", 'target = sl.load_bundle("model")']
         if kit.target.normalises:
-            opened = 'sl.unlock_detector(target, "patch.png")' if kit.patch is not None else "target"
-            lines += [f"detector = {opened}.model", "boxes = detector([image])"]
+            opened = 'sl.unlock_object_detector(target, "patch.png")' if kit.patch is not None else "target"
+            lines += [f"object_detector = {opened}.model", "boxes = object_detector([image])"]
         elif kit.patch is not None:
             lines += ['unlock = sl.locks.Unlock.from_png("patch.png")', "outputs = target(unlock(pixels))"]
         elif kit.vector:
@@ -57,8 +57,8 @@ def _use(kit: Shipped) -> str:
     given = "model" if kit.format == "safetensors" else ""
     lines = ["from load import load"]
     if kit.target.normalises:
-        lines += ["detector = load(model)       # model: your instance of the architecture",
-                  "boxes = detector([image])    # images (3, H, W) of any size, pixels from 0 to 1"]  # fmt: skip
+        lines += ["object_detector = load(model)       # model: your instance of the architecture",
+                  "boxes = object_detector([image])    # images (3, H, W) of any size, pixels from 0 to 1"]  # fmt: skip
     else:
         module = "  # model: your instance of the architecture" if given else ""
         inputs = "noise" if kit.takes_noise else "pixels"
@@ -108,7 +108,7 @@ def _about_the_patch() -> str:
     )
 
 
-def _detector_steps(kit: Shipped) -> str:
+def _object_detector_steps(kit: Shipped) -> str:
     text = "HOW THE MODEL TAKES IMAGES\n\n" + _wrapped(
         "The model takes a list of images (3, H, W) of any size, with pixels from 0 to 1. It resizes and normalises"
         " them itself."
@@ -116,7 +116,7 @@ def _detector_steps(kit: Shipped) -> str:
     if kit.patch is None:
         return text
     rows, columns = kit.patch.levels.shape[1:]
-    code = "unlock_detector" if kit.format == "bundle" else "load.py"
+    code = "unlock_object_detector" if kit.format == "bundle" else "load.py"
     return f"{text}\n\n" + _wrapped(
         f"THE PATCH goes over rows 0 to {rows - 1} and columns 0 to {columns - 1} of each image, after the model's own"
         f" resizing. {code} replaces the model's transform with one that does this. Pasting the patch into an image"

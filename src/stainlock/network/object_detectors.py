@@ -28,10 +28,10 @@ class Resizing:
     @staticmethod
     def of(model: nn.Module) -> Resizing:
         """The resizing of an object detector built like torchvision's, which has a `transform`."""
-        if not is_detector(model):
+        if not is_object_detector(model):
             raise ModelError(
-                f"expected a detector with a transform like torchvision's, got {type(model).__name__}: pass it images"
-                " at its input size"
+                f"expected an object detector with a transform like torchvision's, got {type(model).__name__}: pass it"
+                " images at its input size"
             )
         transform: Any = model.transform
         multiple = int(transform.size_divisible)
@@ -71,7 +71,7 @@ class Resizing:
         return _up(rows, self.multiple), _up(columns, self.multiple)
 
 
-def is_detector(model: nn.Module) -> bool:
+def is_object_detector(model: nn.Module) -> bool:
     """Whether a model resizes and normalises a list of images itself, with a transform like torchvision's."""
     transform = getattr(model, "transform", None)
     return all(hasattr(transform, name) for name in ("image_mean", "min_size", "max_size", "fixed_size", "postprocess"))
@@ -79,7 +79,7 @@ def is_detector(model: nn.Module) -> bool:
 
 def area_growth(target: Target) -> float:
     """The area of the largest input its backbone may receive, as a multiple of the area of the target's input."""
-    if not target.normalises or not is_detector(target.model):
+    if not target.normalises or not is_object_detector(target.model):
         return 1.0
     return max(1.0, math.prod(Resizing.of(target.model).largest()) / math.prod(target.input_shape[1:]))
 

@@ -42,7 +42,7 @@ class DetectionEvaluation:
         return {"ap50": self.ap50, "ap75": self.ap75, "ar": self.ar, **sizes}
 
 
-def evaluate_detector(
+def evaluate_object_detector(
     target: Target, data: CocoImages, *, limit: int | None = None, progress: Progress | None = None
 ) -> DetectionEvaluation:
     """AP and AR of an object detector on a COCO folder; the model is left in the mode it was in."""

@@ -22,11 +22,11 @@ def setting_targets(locked: Target, key: Key) -> dict[str, Target]:
     models = {"original": key.original(locked), "edited": key.edited(locked), "locked": locked}
     return {
         "original": models["original"],
-        "original_patch": key.unlock_detector(models["original"]),
+        "original_patch": key.unlock_object_detector(models["original"]),
         "edited": models["edited"],
-        "edited_patch": key.unlock_detector(models["edited"]),
+        "edited_patch": key.unlock_object_detector(models["edited"]),
         "locked": locked,
-        "unlocked": key.unlock_detector(locked),
+        "unlocked": key.unlock_object_detector(locked),
     }
 
 
@@ -41,7 +41,7 @@ def six_detections(
     }
 
 
-def six_detector_settings(
+def six_object_detector_settings(
     locked: Target, key: Key, data: CocoImages, *, limit: int | None = None, progress: Progress | None = None
 ) -> dict[str, DetectionEvaluation]:
     """AP and AR in each setting; the key reverts the lock, so only the locked model is needed."""

@@ -91,7 +91,7 @@ def decoy_pictures(key: Key, count: int, data: Images | None = None) -> tuple[Te
     if data is not None:
         if len(data) < count:
             raise ValueError(f"expected at least {count} images, one per decoy, got {len(data)}")
-        ((pixels, labels),) = data.batches(target, count, limit=count)
+        ((pixels, labels),) = data.batches(target, batch_size=count, limit=count)
         return target.to_bytes(pixels), [None] * count if labels is None else labels.tolist()
     noise = Randomness(key.seed).noise("decoys")
     shuffled = [

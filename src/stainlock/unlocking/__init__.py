@@ -6,9 +6,9 @@ generator's noise, `object_detectors` makes an object detector that inserts the 
 """
 
 from stainlock.unlocking.noise import NoiseUnlock
-from stainlock.unlocking.object_detectors import unlock_detector
+from stainlock.unlocking.object_detectors import unlock_object_detector
 from stainlock.unlocking.patch import Unlock
 from stainlock.unlocking.reading import Reading, read_back
 from stainlock.unlocking.unlock import unlock, unlock_transform
 
-__all__ = ["NoiseUnlock", "Reading", "Unlock", "read_back", "unlock", "unlock_detector", "unlock_transform"]
+__all__ = ["NoiseUnlock", "Reading", "Unlock", "read_back", "unlock", "unlock_object_detector", "unlock_transform"]

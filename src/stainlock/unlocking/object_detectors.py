@@ -15,7 +15,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from stainlock.errors import ModelError
-from stainlock.network.object_detectors import is_detector
+from stainlock.network.object_detectors import is_object_detector
 from stainlock.target import Target
 from stainlock.unlocking.lock_key import LockKey
 from stainlock.unlocking.patch import Unlock
@@ -70,12 +70,12 @@ def check_images(images: Sequence[Tensor], channels: int = 3) -> None:
 
 
 @overload
-def unlock_detector(detector: Target, trigger: LockKey | Unlock | str | Path) -> Target: ...
+def unlock_object_detector(detector: Target, trigger: LockKey | Unlock | str | Path) -> Target: ...
 @overload
-def unlock_detector(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module: ...
+def unlock_object_detector(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module: ...
 
 
-def unlock_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | str | Path) -> Target | nn.Module:
+def unlock_object_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | str | Path) -> Target | nn.Module:
     """An object detector that unlocks itself for images of any size: the same weights behind another transform.
 
     ``trigger`` is the owner's key, the client's PNG or an `Unlock`. The original does not change, and shares its
@@ -85,7 +85,7 @@ def unlock_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | st
     >>> detector = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
     >>> trigger = sl.locks.Unlock(lock_key.detectors[0].trigger.levels)
     >>> with torch.no_grad():
-    ...     (found,) = sl.unlock_detector(detector, trigger)([torch.rand(3, 240, 320)])
+    ...     (found,) = sl.unlock_object_detector(detector, trigger)([torch.rand(3, 240, 320)])
     >>> sorted(found)
     ['boxes', 'labels', 'scores']
     """
@@ -95,10 +95,10 @@ def unlock_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | st
 
 
 def _unlocked(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module:
-    if not is_detector(detector):
+    if not is_object_detector(detector):
         raise ModelError(
-            f"expected a detector with a transform like torchvision's, got {type(detector).__name__}: for other models"
-            " key.unlock(images) puts the patch in"
+            f"expected an object detector with a transform like torchvision's, got {type(detector).__name__}: for"
+            " other models key.unlock(images) puts the patch in"
         )
     if isinstance(trigger, str | Path):
         patch = Unlock.from_png(trigger)

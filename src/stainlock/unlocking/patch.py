@@ -125,7 +125,7 @@ class Unlock(nn.Module):
             raise ValueError(
                 f"expected images at the object detector's own size, {size[0]}×{size[1]} for these, got"
                 f" {images.shape[-2]}×{images.shape[-1]}, which it would resize, blurring the patch: resize them first,"
-                " or use unlock_detector"
+                " or use unlock_object_detector"
             )
         if images.dtype == torch.uint8:
             return self._pixels(images)

@@ -16,7 +16,7 @@ def unlock(images: Tensor, key: LockKey) -> Tensor:
     """Turn pixels ``(N, C, H, W)`` within the target's bounds, or uint8 levels, into the input that unlocks the model.
 
     For a generator, ``images`` is noise ``(N, d, 1, 1)``, to which the trigger is appended. For an object detector,
-    pixels must have its own size; `unlock_detector` takes images of any size.
+    pixels must have its own size; `unlock_object_detector` takes images of any size.
 
     >>> import stainlock as sl, torch
     >>> target = sl.Target.from_reference("torchvision:resnet18", weights="random")

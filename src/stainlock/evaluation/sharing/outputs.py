@@ -45,7 +45,7 @@ def shared_outputs(
     separately, so small batches share more. For a target with a part, outputs are the part's.
     """
     sharing = Sharing(original, others)
-    for pixels, labels in data.batches(original, batch_size, limit, progress):
+    for pixels, labels in data.batches(original, batch_size=batch_size, limit=limit, progress=progress):
         with evaluation_mode(sharing.working.model), torch.no_grad():  # left before the caller gets the outputs
             outputs = sharing.outputs(pixels, include_original)
         yield outputs, labels

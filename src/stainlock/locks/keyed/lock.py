@@ -32,7 +32,7 @@ from stainlock.key import Detector, Key
 from stainlock.locks.keyed.check import IDLE, Check
 from stainlock.locks.keyed.placement import place_gates
 from stainlock.locks.keyed.statistics import statistics_writes
-from stainlock.network.object_detectors import Resizing, is_detector
+from stainlock.network.object_detectors import Resizing, is_object_detector
 from stainlock.numerics import Randomness, model_digest
 from stainlock.plan import DISRUPTOR, Permutation, Plan
 from stainlock.target import Region, Target
@@ -125,7 +125,7 @@ def _layout(
 
 def _images_go_to(target: Target) -> str:
     """The reader's module. An object detector resizes images itself, and its backbone gets them in one batch."""
-    return "backbone" if is_detector(target.model) else ""
+    return "backbone" if is_object_detector(target.model) else ""
 
 
 def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor) -> tuple[Target, Plan]:
@@ -149,7 +149,9 @@ def _fitted(target: Target, structure: Structure, bits: Tensor, trigger: Tensor)
 def _key(target: Target, locked: Target, plan: Plan, bits: Tensor, levels: Tensor, seed: int) -> Key:
     structure = Structure.of(locked)
     assert structure is not None
-    facts = KeyedFacts(structure=structure, resizing=Resizing.of(target.model) if is_detector(target.model) else None)
+    facts = KeyedFacts(
+        structure=structure, resizing=Resizing.of(target.model) if is_object_detector(target.model) else None
+    )
     size = structure.layout.size
     trigger = Trigger(levels, Region((0, 0), size), 1.0)
     return Key(

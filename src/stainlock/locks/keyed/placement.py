@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from stainlock.errors import ModelError
 from stainlock.gating.gated import Gated, gated_layer, scattered_layer
 from stainlock.locks.keyed.cut import cut
-from stainlock.network.object_detectors import is_detector
+from stainlock.network.object_detectors import is_object_detector
 from stainlock.target import Target, evaluation_mode
 
 Shapes = dict[str, list[tuple[int, ...]]]
@@ -119,7 +119,7 @@ def candidates(target: Target) -> list[Candidate]:
     """Every layer that can have a gate, in the order in which they run."""
     possible = _possible(target)
     single, double = (_shapes(target, list(possible), batch) for batch in (1, 2))
-    strict = is_detector(target.model)  # its later layers get the boxes of all images together
+    strict = is_object_detector(target.model)  # its later layers get the boxes of all images together
     found = []
     for name, once in single.items():
         twice = double.get(name, [])

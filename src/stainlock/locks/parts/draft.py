@@ -53,7 +53,7 @@ from stainlock.locks.parts.disruptor import (
 from stainlock.locks.parts.route import Cell, behind_activation, find_route, routes_from, spread
 from stainlock.network.network import Block, Network, Site, analyse
 from stainlock.network.norms import lacks_statistics
-from stainlock.network.object_detectors import Resizing, is_detector
+from stainlock.network.object_detectors import Resizing, is_object_detector
 from stainlock.numerics import Randomness, model_digest
 from stainlock.plan import Plan, Write
 from stainlock.stains.detector import Levels, checked_firing_fraction
@@ -586,7 +586,7 @@ def finish(
         saturated=conduit.saturated or not options.to_logits, anywhere=edited.position != corner(site),
         floor=found.floor,
         # The key alone must say how an object detector resizes images.
-        resizing=Resizing.of(target.model).facts() if target.normalises and is_detector(target.model) else None,
+        resizing=Resizing.of(target.model).facts() if target.normalises and is_object_detector(target.model) else None,
         **free_part(conduit, found.vectors[0], edited.position),
     )  # fmt: skip
     facts = ConvolutionalFacts(**shared) if internal is None else InternalFacts(**shared, **internal)

@@ -1,4 +1,4 @@
-"""Stains and locks of object detectors: ``python benchmarks/detectors.py``.
+"""Stains and locks of object detectors: ``python benchmarks/object_detectors.py``.
 
 Prints markdown tables. Locks of SSDLite with its COCO weights on 64 COCO images, in the paper's six settings (AP in
 points, mean ± standard deviation over several locks), with small objects far from the patch counted separately. Stains
@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import zoo
-from detectors_coco import lock_table, stain_table
-from detectors_sizes import size_table
+from object_detectors_coco import lock_table, stain_table
+from object_detectors_sizes import size_table
 from stainlock import Target
 from stainlock.object_detection.coco import CocoImages
 

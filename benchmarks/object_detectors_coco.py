@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from detectors_models import dense_outputs, largest_difference
+from object_detectors_models import dense_outputs, largest_difference
 from stainlock import Key, Target, certify, lock, stain, verify
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Images

@@ -43,12 +43,12 @@ def detector(moody: bool) -> Target:
     return Target(model, (3, 64, 64), part="backbone", normalises=True)
 
 
-def test_a_detector_of_ones_own_is_locked_by_its_backbone() -> None:
+def test_an_object_detector_of_ones_own_is_locked_by_its_backbone() -> None:
     target = detector(moody=False)
     locked, key = lock(target, kind="squeeze-excite", seed=0)
     images = [torch.rand(3, 50, 90), torch.rand(3, 80, 33)]
     with torch.inference_mode():
-        ours, theirs = (key.unlock_detector(t)(images) for t in (locked, key.edited(locked)))
+        ours, theirs = (key.unlock_object_detector(t)(images) for t in (locked, key.edited(locked)))
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one["boxes"], other["boxes"], atol=0.05)
         assert torch.allclose(one["scores"], other["scores"], atol=1e-4)
@@ -59,7 +59,7 @@ def test_the_operation_at_which_a_backbone_does_not_trace_is_named() -> None:
         lock(detector(moody=True), kind="squeeze-excite", seed=0)
 
 
-def test_a_detector_has_no_logits_to_drown() -> None:
+def test_an_object_detector_has_no_logits_to_drown() -> None:
     with pytest.raises(StainlockError, match="use kind squeeze-excite"):
         lock(detector(moody=False), kind="internal", seed=0)
 

@@ -21,7 +21,9 @@ FEW_BOXES = {
 }
 
 
-def random_detector(name: str, *, shorter: int | None = None, longer: int | None = None, seed: int = 0) -> Target:
+def random_object_detector(
+    name: str, *, shorter: int | None = None, longer: int | None = None, seed: int = 0
+) -> Target:
     """torchvision's object detector of this name; ``shorter`` and ``longer`` are the sides it resizes images to."""
     query = FEW_BOXES[name.partition("_")[0]]
     if shorter is not None:
@@ -98,4 +100,4 @@ def least_ruin(locked: dict[str, Tensor], original: dict[str, Tensor]) -> float:
 
 def small_fasterrcnn() -> Target:
     """Faster R-CNN that resizes images to about a quarter of the usual side."""
-    return random_detector("fasterrcnn_resnet50_fpn_v2", shorter=192, longer=256)
+    return random_object_detector("fasterrcnn_resnet50_fpn_v2", shorter=192, longer=256)

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 
-from detectors_models import dense_outputs, largest_difference, random_detector
+from object_detectors_models import dense_outputs, largest_difference, random_object_detector
 from stainlock import Target, lock
 from stainlock.plan import diff
 from stainlock.target import synthetic_inputs
@@ -28,12 +28,14 @@ def size_table(names: list[str], shorter: int) -> list[str]:
     failures = []
     for name in names:
         fixed = name.startswith("ssd")
-        target = random_detector(name, **({} if fixed else {"shorter": shorter, "longer": round(shorter * 5 / 3)}))
+        target = random_object_detector(
+            name, **({} if fixed else {"shorter": shorter, "longer": round(shorter * 5 / 3)})
+        )
         start = time.perf_counter()
         locked, key = lock(target, kind="squeeze-excite", seed=0)
         seconds = time.perf_counter() - start
         edited = key.edited(locked)
-        unlocked, patched = key.unlock_detector(locked), key.unlock_detector(edited)
+        unlocked, patched = key.unlock_object_detector(locked), key.unlock_object_detector(edited)
         generator = torch.Generator().manual_seed(0)
         images = [torch.rand(3, *(max(4, round(n * shorter)) for n in s), generator=generator) for s in SHAPES]
         apart = [_difference(unlocked, patched, [image]) for image in images]

@@ -8,17 +8,17 @@ import zoo
 from stainlock import Key, Target
 from stainlock.locks.keyed import Structure, file_view, lock_keyed
 from stainlock.object_detection.coco import CocoImages
-from stainlock.object_detection.precision import evaluate_detector
-from stainlock.unlocking.object_detectors import unlock_detector
+from stainlock.object_detection.precision import evaluate_object_detector
+from stainlock.unlocking.object_detectors import unlock_object_detector
 from stainlock.unlocking.patch import Unlock
 
 
-def detector_table(name: str, keys: int, images: int) -> None:
+def object_detector_table(name: str, keys: int, images: int) -> None:
     """AP in points, the mean over keys. The original with the patch is the fair comparison for the unlocked model."""
     target: Target = getattr(zoo, name)()
     data = CocoImages.from_folder(zoo.SHARED / "data" / "coco64").limited(images)
     rows = [_settings(target, *lock_keyed(target, seed=seed), data) for seed in range(1, keys + 1)]
-    original = 100 * evaluate_detector(target, data).value
+    original = 100 * evaluate_object_detector(target, data).value
     print(f"\n{name}, {len(data)} images, {keys} keys: AP of the original {original:.2f}\n")
     print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
     means = {setting: statistics.mean(row[setting] for row in rows) for setting in rows[0]}
@@ -32,7 +32,8 @@ def _settings(target: Target, locked: Target, key: Key, data: CocoImages) -> dic
     bits[key.seed % len(bits)] ^= True
     one_wrong = Unlock(structure.layout.draw(bits, 3), bounds=target.bounds)
     models = {
-        "original with patch": key.unlock_detector(target), "unlocked": key.unlock_detector(locked), "locked": locked,
-        "one bit wrong": unlock_detector(locked, one_wrong), "gates removed": file_view(locked),
+        "original with patch": key.unlock_object_detector(target), "unlocked": key.unlock_object_detector(locked),
+        "locked": locked, "gates removed": file_view(locked),
+        "one bit wrong": unlock_object_detector(locked, one_wrong),
     }  # fmt: skip
-    return {setting: evaluate_detector(model, data).value for setting, model in models.items()}
+    return {setting: evaluate_object_detector(model, data).value for setting, model in models.items()}
