@@ -17,6 +17,7 @@ from stainlock.evaluation.data import chosen_indices
 from stainlock.evaluation.layouts import class_folders
 from stainlock.figures.figure import Figure, Setup
 from stainlock.figures.layers import spread_layers
+from stainlock.figures.stand_ins import COCO
 from stainlock.models.class_names import class_names
 from stainlock.models.factories import call_factory
 from stainlock.models.references import load_reference
@@ -97,7 +98,7 @@ def resolved(setup: Setup, figure: Figure) -> Setup:
     subject = load_subject(setup)
     if figure.kind == "boxes" and not is_object_detector(subject.target.model):
         raise FileError(f"expected an object detector as --model, got {setup.model}: {figure.name} shows its boxes")
-    if figure.data.startswith("COCO") and is_object_detector(subject.target.model) and subject.coco is None:
+    if figure.data == COCO and is_object_detector(subject.target.model) and subject.coco is None:
         raise FileError(f"expected {figure.data} as --data, got {setup.data}: it needs images/ and annotations.json")
     if subject.data is not None and len(subject.data) < 4:
         raise FileError(f"expected at least 4 images in {setup.data}, got {len(subject.data)}")

@@ -88,13 +88,13 @@ def _image_steps(kit: Shipped) -> str:
                 f"THE PATCH: paste patch.png, unscaled, over rows {top} to {top + rows - 1} and columns {left} to"
                 f" {left + columns - 1} of {each} (the top left corner)."
             )
+    scaling = len(steps) + 1
     steps.append(f"Scale pixel values from the range 0 to 255 to the range {low:g} to {high:g}.")
     mean, std = ([round(float(v), 6) for v in values] for values in (kit.target.mean, kit.target.std))
     steps.append(f"Subtract the mean {mean} and divide by the standard deviation {std}, channel by channel.")
     steps.append("Run the model." + ("" if kit.any_batch else " It takes one image at a time."))
     text = "HOW THE MODEL TAKES IMAGES\n\n" + "\n".join(f"  {i}. {step}" for i, step in enumerate(steps, 1))
     if kit.format != "bundle":
-        scaling = next(i for i, step in enumerate(steps, 1) if step.startswith("Scale"))
         patching = f"step {scaling - 1} and " if kit.patch is not None else ""
         text += f"\n\nload.py does {patching}steps {scaling + 1} to {len(steps)}. Do step {scaling} before you call it."
     return text + (_about_the_patch() if kit.patch is not None else "")

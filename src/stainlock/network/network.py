@@ -278,6 +278,7 @@ class Site:
     - ``readers``, ``stops``: the layers that read the channels, and where channels can't be followed further.
     - ``problem``: why a silent detector can't go here; None if it can.
     - ``additive_problem``: why not even an additive stain can go here; None if it can.
+    - ``write_problem``: why the layer can't be written at all; None if only its dimension may be too small for a stain.
     - ``near``: what a position sees while the gates of squeeze-and-excite blocks before it are held constant, if that
       is less than ``patch``.
 
@@ -300,6 +301,7 @@ class Site:
     patch: tuple[int, ...]
     problem: str | None
     additive_problem: str | None
+    write_problem: str | None
     near: Near | None = None
 
     @property
@@ -515,16 +517,17 @@ def _site(
     if seen is not None:
         patch = tuple(min(axis.size, n) for axis, n in zip(seen, spatial, strict=True))
     dimension = rows.shape[1]
-    additive_problem = None
+    write_problem = None
     if is_parametrized(layer, "weight") or "weight" not in layer._parameters:
-        additive_problem = "its weight is computed by a parametrisation: remove that first"
+        write_problem = "its weight is computed by a parametrisation: remove that first"
     elif not uses_weight_as_it_is(layer):
-        additive_problem = f"it is a {type(layer).__name__}, which changes its weight before using it: use another"
+        write_problem = f"it is a {type(layer).__name__}, which changes its weight before using it: use another"
     elif trouble is not None:
-        additive_problem = trouble
+        write_problem = trouble
     elif kind == "transposed" and groups > 1:
-        additive_problem = "grouped transposed convolutions are not supported"
-    elif dimension < MINIMUM_DIMENSION:
+        write_problem = "grouped transposed convolutions are not supported"
+    additive_problem = write_problem
+    if additive_problem is None and dimension < MINIMUM_DIMENSION:
         additive_problem = f"dimension {dimension} is below {MINIMUM_DIMENSION}: natural inputs reach any direction"
     problem = additive_problem
     last = next((stop for stop in followers.stops if stop.reason in (Reason.RETURNED, Reason.GATES)), None)
@@ -538,7 +541,7 @@ def _site(
         problem = "the layer has neither bias nor batch norm to hold a threshold"
     return Site(
         name, kind, dimension, channels, groups, grid, followers.norm, followers.activation, tuple(followers.readers),
-        tuple(followers.stops), seen, patch, problem, additive_problem,
+        tuple(followers.stops), seen, patch, problem, additive_problem, write_problem,
     )  # fmt: skip
 
 

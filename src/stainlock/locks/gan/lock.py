@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stainlock.certificates.noise import NoiseName, noise_law
+from stainlock.certificates.noise import NoiseLaw, NoiseName, noise_law
 from stainlock.errors import ModelError
 from stainlock.facts import GeneratorFacts
 from stainlock.insertion import Insertion
@@ -63,57 +63,58 @@ def lock_generator(
     - ``discriminator``: maps images to a logit, positive for real, or to a probability if it ends in a sigmoid.
     - ``paper``: the paper's own parameters instead of ``deviations``, for comparison.
     """
+    _check_arguments(dimensions, deviations, strength, steps)
+    structure, law, randomness = generator_structure(target), noise_law(target, noise), Randomness(seed)
+    probes = law.sample((_PROBES, *target.input_shape), randomness.noise("probes"))
+    originals = _images(target, probes)
+    judge = judge_of(discriminator, originals) if discriminator is not None else None
+
+    insertion = Insertion("noise-inputs", structure.first.name, {"dimensions": dimensions})  # 1
+    widened = Plan(insertions=(insertion,)).apply(target)
+    pi = sample_sphere(1, dimensions, generator=randomness.secret("detector"))[0]  # 2
+    given_up = choose_channel(structure, probes, channel)
+    seen = law.scaled(widened.mean[-1], widened.std[-1])  # as the layer sees it
+    switch = (  # 3
+        make_switch(structure, seen, deviations) if paper is None else paper_switch(structure, given_up.channel, paper)
+    )
+    detector = _detector(structure, widened, given_up.channel, pi, seen, switch)
+    writes = (*given_up.fold, *_detector_writes(structure, widened, detector, switch))
+    plan = Plan(writes, model_digest(target.model), insertions=(insertion,))
+    edited = plan.apply(target)
+
+    extra = law.sample((_PROBES, dimensions, 1, 1), randomness.noise("extra"))
+    whole = torch.cat([probes, extra], 1)
+    column = find_disruptor(  # 4
+        edited, structure, given_up.channel, whole, originals, judge=judge, strength=strength, steps=steps,
+        batch=_BATCH, generator=randomness.noise("disruptor"), progress=progress,
+    )  # fmt: skip
+    place = f"{structure.reader.name}.weight", structure.column(given_up.channel)
+    disruptor = Plan((write(edited.model, *place, column, DISRUPTOR),))
+    locked = disruptor.apply(edited)
+    facts = GeneratorFacts(
+        layers=[structure.first.name, structure.reader.name], noise=noise, dimensions=dimensions,
+        channel_cost=given_up.cost, disruption=_difference(locked, whole, originals), strength=strength, steps=steps,
+        judged=judge is not None, paper=paper is not None, **switch.rates(seen, pi),
+    )  # fmt: skip
+    key = lock_key(
+        target, edited, locked, plan, disruptor, site=structure.first.name, site_kind=structure.first.kind,
+        dimension=dimensions, schema=SCHEMA, seed=randomness.seed, firing_fraction=switch.threshold / switch.length,
+        position=(0, 0), natural_level=seen.deviation, detectors=(detector,), facts=facts,
+    )  # fmt: skip
+    return locked, key
+
+
+def _check_arguments(dimensions: int, deviations: float, strength: float, steps: int) -> None:
     if dimensions < _FEWEST:
         raise ValueError(f"expected at least {_FEWEST} more noise dimensions, got {dimensions}")
     if not deviations > 0 or not strength > 0:
         raise ValueError(f"expected deviations and strength above 0, got {deviations} and {strength}")
     if steps < 1:
         raise ValueError(f"expected at least 1 step, got {steps}")
-    structure = generator_structure(target)
-    law, randomness = noise_law(target, noise), Randomness(seed)
-    probes = law.sample((_PROBES, *target.input_shape), randomness.noise("probes"))
-    originals = _images(target, probes)
-    judge = judge_of(discriminator, originals) if discriminator is not None else None
 
-    # 1
-    insertion = Insertion("noise-inputs", structure.first.name, {"dimensions": dimensions})
-    widened = Plan(insertions=(insertion,)).apply(target)
-    # 2, 3
-    pi = sample_sphere(1, dimensions, generator=randomness.secret("detector"))[0]
-    seen = law.scaled(widened.mean[-1], widened.std[-1])  # as the layer sees it
-    given_up = choose_channel(structure, probes, channel)
-    k = given_up.channel
-    switch = make_switch(structure, seen, deviations) if paper is None else paper_switch(structure, k, paper)
-    vector = ((seen.centre + switch.length * pi) * widened.std[-1] + widened.mean[-1]).float()
-    writes = (*given_up.fold, *_detector(structure, widened, k, pi, switch, vector))
-    plan = Plan(writes, model_digest(target.model), insertions=(insertion,))
-    edited = plan.apply(target)
 
-    # 4
-    extra = law.sample((_PROBES, dimensions, 1, 1), randomness.noise("extra"))
-    whole = torch.cat([probes, extra], 1)
-    found = find_disruptor(
-        edited, structure, k, whole, originals, judge=judge, strength=strength, steps=steps, batch=_BATCH,
-        generator=randomness.noise("disruptor"), progress=progress,
-    )  # fmt: skip
-    column = write(edited.model, f"{structure.reader.name}.weight", structure.column(k), found, DISRUPTOR)
-    disruptor = Plan((column,))
-    locked = disruptor.apply(edited)
-    ruined = float((_images(locked, whole) - originals).abs().double().mean())
-    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.length)
-    old = raw(structure.first.layer(target.model), "weight")[:, k].cpu().clone()
-    key = lock_key(
-        target, edited, locked, plan, disruptor, site=structure.first.name, site_kind=structure.first.kind,
-        dimension=dimensions, schema=SCHEMA, seed=randomness.seed,
-        firing_fraction=switch.threshold / switch.length, position=(0, 0), natural_level=seen.deviation,
-        detectors=(Detector(pi, k, trigger, switch.at_trigger, switch.rest, old),),
-        facts=GeneratorFacts(
-            layers=[structure.first.name, structure.reader.name], noise=noise, dimensions=dimensions,
-            channel_cost=given_up.cost, disruption=ruined, strength=strength, steps=steps,
-            judged=judge is not None, paper=paper is not None, **switch.rates(seen, pi),
-        ),
-    )  # fmt: skip
-    return locked, key
+def _difference(locked: Target, noise: Tensor, originals: Tensor) -> float:
+    return float((_images(locked, noise) - originals).abs().double().mean())
 
 
 def _images(target: Target, noise: Tensor) -> Tensor:
@@ -126,15 +127,23 @@ def _images(target: Target, noise: Tensor) -> Tensor:
 
 
 def _detector(
-    structure: Structure, widened: Target, k: int, pi: Tensor, switch: Switch, trigger: Tensor
-) -> list[Write]:
+    structure: Structure, widened: Target, channel: int, pi: Tensor, seen: NoiseLaw, switch: Switch
+) -> Detector:
+    """The detector π as the key stores it, with its trigger and the kernel that it replaces."""
+    vector = ((seen.centre + switch.length * pi) * widened.std[-1] + widened.mean[-1]).float()
+    trigger = Trigger(vector.view(-1, 1, 1), Region((0, 0), (1, 1)), switch.length)
+    old = raw(structure.first.layer(structure.network.target.model), "weight")[:, channel].cpu().clone()
+    return Detector(pi, channel, trigger, switch.at_trigger, switch.rest, old)
+
+
+def _detector_writes(structure: Structure, widened: Target, detector: Detector, switch: Switch) -> list[Write]:
     """Kernel k has −bπ/g at every tap of the new inputs, and zeros for the old ones.
 
     The channel's batch-norm mean is its response to the trigger, computed in the model's own precision, and β is the
     switch's level there. Without an activation that level is 0: a number is subtracted from itself, which is exact. γ
     and σ² become the layer's medians, since the cheapest channel may be dead.
     """
-    model, site = widened.model, structure.first
+    model, site, k, pi = widened.model, structure.first, detector.channel, detector.vector
     assert site.norm is not None
     layer, norm = site.layer(model), model.get_submodule(site.norm)
     g, values = norms.typical_scale(norm)
@@ -142,7 +151,7 @@ def _detector(
     reads = (-switch.slope / g * pi).to(weight.dtype)
     kernel = torch.zeros(weight.shape[0], *weight.shape[2:], dtype=weight.dtype)
     kernel[-len(pi) :] = reads.view(-1, 1, 1)
-    given = widened.normalise(_behind(trigger, widened))[0, -len(pi) :].flatten().double().cpu()
+    given = widened.normalise(_behind(detector.trigger.levels, widened))[0, -len(pi) :].flatten().double().cpu()
     response = float(reads.double() @ given)
     values |= norms.zero_at(norm, response, g, switch.at_trigger)
     writes = write_values(model, site.norm, (k,), values, DETECTOR)
@@ -154,5 +163,5 @@ def _detector(
 def _behind(trigger: Tensor, widened: Target) -> Tensor:
     """The trigger appended to zero noise."""
     whole = torch.zeros(1, *widened.input_shape)
-    whole[0, -len(trigger) :] = trigger.view(-1, 1, 1)
+    whole[0, -len(trigger) :] = trigger
     return whole

@@ -73,8 +73,8 @@ def generator_structure(target: Target) -> Structure:
 
 def _check_writable(site: Site) -> None:
     """Refuse a layer that can't be written; a small dimension is fine, since the secret is in the new inputs."""
-    if site.additive_problem and not site.additive_problem.startswith("dimension"):
-        raise SiteError(f"{site.name} can't be written: {site.additive_problem}")
+    if site.write_problem:
+        raise SiteError(f"{site.name} can't be written: {site.write_problem}")
 
 
 def _after(site: Site) -> str:

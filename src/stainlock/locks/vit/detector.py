@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stainlock.errors import TriggerError
 from stainlock.locks.vit.channel import epsilon_of, others_mean, silenced, spread
 from stainlock.locks.vit.model import ViT
 from stainlock.numerics import Randomness, exact, has, raw, sample_sphere
@@ -49,6 +50,15 @@ def draw_detector(vit: ViT, k: int, probes: Tensor, restarts: int, randomness: R
         margin = response / own / float((plain / sigma).max().clamp(min=1e-12))
         found.append(Found(v, Trigger(patch, region, response), float(plain.max()), margin, own))
     return max(found, key=lambda f: f.margin)
+
+
+def check_margin(found: Found, firing_fraction: float) -> None:
+    """Refuse a detector whose response to plain inputs is above the threshold."""
+    if found.margin * firing_fraction <= 1:
+        raise TriggerError(
+            f"the detector's response to the patch is {found.margin:.2g} times that to plain inputs, too little for a"
+            f" threshold at {firing_fraction:.2g} of it: use more restarts, or a model with larger patches"
+        )
 
 
 def _patches(vit: ViT, pixels: Tensor) -> Tensor:

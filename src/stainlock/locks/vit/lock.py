@@ -7,13 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stainlock.errors import TriggerError
 from stainlock.facts import TransformerFacts
 from stainlock.key import Detector, Key
 from stainlock.locks.parts.disruptor import lock_key
 from stainlock.locks.vit.channel import choose_channel, quietest_kernel
 from stainlock.locks.vit.circuit import build_exact
-from stainlock.locks.vit.detector import Found, draw_detector
+from stainlock.locks.vit.detector import Found, check_margin, draw_detector
 from stainlock.locks.vit.find import find_vit
 from stainlock.locks.vit.model import ViT
 from stainlock.locks.vit.noise import STRENGTH, find_noise
@@ -76,21 +75,17 @@ def lock_vit(
     probes = probe_inputs(target, "tokens") if images is None else images[:_PROBES]
     k = quietest_kernel(vit) if recipe == "paper" else choose_channel(vit, probes)
     found = draw_detector(vit, k, probes, restarts, randomness)  # 2, 3, 5
-    if found.margin * firing_fraction <= 1:
-        raise TriggerError(
-            f"the detector's response to the patch is {found.margin:.2g} times that to plain inputs, too little for a"
-            f" threshold at {firing_fraction:.2g} of it: use more restarts, or a model with larger patches"
-        )
+    check_margin(found, firing_fraction)
     noise = find_noise(  # 6
         vit, k, strength, steps=steps, generator=randomness.noise("noise"), embedded=embedded, images=images,
         labels=labels, progress=progress,
     )  # fmt: skip
     patched = found.trigger.region.paste(target.from_bytes(found.trigger.levels), probes)
-    # 4, 7 to 9
-    if recipe == "paper":
-        built = build_printed(vit, k, found, noise.vector, patched, scaling or Scaling())
-    else:
-        built = build_exact(vit, k, found, noise.vector, probes, patched, firing_fraction, embedded)
+    built = (  # 4, 7 to 9
+        build_printed(vit, k, found, noise.vector, patched, scaling or Scaling())
+        if recipe == "paper"
+        else build_exact(vit, k, found, noise.vector, probes, patched, firing_fraction, embedded)
+    )
     plan = Plan(tuple(built.implanted), model_digest(target.model), (vit.insertion,))
     edited = plan.apply(target)
     disruptor = Plan(tuple(built.disruptor))
