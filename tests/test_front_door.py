@@ -153,8 +153,8 @@ def test_options_are_passed_by_name() -> None:
         for given in inspect.signature(function).parameters.values()
         if given.kind is given.POSITIONAL_OR_KEYWORD and given.default is not given.empty
     }
-    # Here the subject itself may be left out: a registry's one model, the file that is held against a commitment.
-    assert by_position == {"Registry.base(given)", "Commitment.check(suspect)"}
+    # Here the subject itself may be left out: a registry's only model, or the file to compare with a commitment.
+    assert by_position == {"Registry.base(given)", "Commitment.check(suspect)", "Commitment.opens(model)"}
 
 
 def test_the_name_that_readmes_of_older_client_kits_use() -> None:

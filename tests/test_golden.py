@@ -220,7 +220,7 @@ def test_commitments_open(release: str) -> None:
     assert commitment.public_key == (GOLDEN / release / "signer.txt").read_text(encoding="utf-8").strip()
     assert commitment.statement == "golden"
     assert commitment.opens(it.key)
-    assert commitment.opens(it.key, model=it.facts["protected digest"])
+    assert commitment.opens(it.key, it.facts["protected digest"])
     assert not commitment.opens(it.key, model=it.facts["base digest"])
     assert not commitment.opens(golden(f"{release}/stain_weight").key)
 

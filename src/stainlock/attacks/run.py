@@ -56,7 +56,8 @@ def attack(
     there are reused, and tables and a plot are written at the end. ``finished`` is called with each new row.
     ``decoys`` is the number of decoys that verification by response compares with.
 
-    >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), names=["fp16", "prune-unstructured"])
+    >>> chosen = ["fp16", "prune-unstructured"]
+    >>> rows = sl.attack(stained, key, sl.Tensors(images, labels), names=chosen, strengths=[0.2])
     >>> [row.attack for row in rows]
     ['none', 'fp16', 'prune-unstructured']
     >>> rows[0].verdict

@@ -96,7 +96,7 @@ def check(
     stamps = commitment.read_timestamps(roots)
     mine = _first(stamps)
     digest = suspect_digest(suspect)
-    is_suspect = digest is not None and commitment.opens(key, model=digest)
+    is_suspect = digest is not None and commitment.opens(key, digest)
     failures: list[str] = []
     successes: list[str] = []
     seen: list[Rival] = []
@@ -118,7 +118,7 @@ def check(
         statement=commitment.statement, proven=_proven(mine),
         timestamps=_shown(stamps), log_entries_unchecked=len(commitment.log_entries),
         suspect=_relation(is_suspect, digest, suspect, key),
-        model_checked=is_suspect or commitment.opens(key, model=key.protected_digest),
+        model_checked=is_suspect or commitment.opens(key, key.protected_digest),
         published=_text(published) if published is not None else None, rivals=tuple(seen),
     )  # fmt: skip
 

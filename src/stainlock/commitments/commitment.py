@@ -55,7 +55,7 @@ class Commitment(Signed):
     format: str = FORMAT
     version: int = VERSION
 
-    def opens(self, key: Key, *, model: str | None = None) -> bool:
+    def opens(self, key: Key, model: str | None = None) -> bool:
         """Whether it was made for this key or, with ``model``, for this key and the model with this digest.
 
         >>> commitment = sl.commit(stained, key, sl.Signer.new())
