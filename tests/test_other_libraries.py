@@ -229,6 +229,17 @@ def test_a_folder_asks_for_no_code_no_downloads_and_no_more_than_it_holds(
         assert "\n" not in str(told.value)
 
 
+def test_widths_of_stages_are_not_layers(tmp_path: Path) -> None:
+    """HGNetV2 lists them as stage_in_channels and stage_out_channels: 3,648 in all, for four stages."""
+    transformers = pytest.importorskip("transformers")
+    transformers.HGNetV2ForImageClassification(transformers.HGNetV2Config(num_labels=3)).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 64, "width": 64}}')
+    assert Target.from_reference(f"hf:{tmp_path}", weights="random").input_shape == (3, 64, 64)
+    _changed("config.json", stage_in_channels=[8] * 1001)(tmp_path)
+    with pytest.raises(ModelError, match="asks for 1001 layers"):
+        Target.from_reference(f"hf:{tmp_path}", weights="random")
+
+
 def test_no_folder_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="not a folder"):
         Target.from_reference(f"hf:{tmp_path / 'nothing'}")

@@ -177,6 +177,29 @@ def test_dimensions_channels_and_grids_are_the_layers(name: str) -> None:
             assert "dimension" in str(site.additive_problem)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_part_is_left_alone() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU()))
+    layers = [scripted, nn.Conv2d(16, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)]
+    target = Target(nn.Sequential(*layers).eval(), (3, 16, 16), **models.UNIT)
+    assert analyse(target).sites["1"].problem is None
+    marked, key = stain(target, site="1", seed=1, steps=5)
+    assert verify(marked, key, method="weights").stained
+
+
+@pytest.mark.parametrize("zero", ["layer1.0.bn2.weight", "layer1.0.conv2.weight"])
+def test_a_layer_of_zeros_is_refused(zero: str) -> None:
+    """As residual branches begin: a detector of typical size would be zero, and never be found."""
+    target = models.library("torchvision:resnet18", 64).copy()
+    assert analyse(target).site("layer1.0.conv2").additive_problem is None
+    with torch.no_grad():
+        values = target.model.get_parameter(zero)
+        values[: len(values) // 2 + 1] = 0
+    with pytest.raises(SiteError, match=r"layer1\.0\.conv2 can't carry this stain: most of its channels are zero"):
+        stain(target, site="layer1.0.conv2", additive=True, seed=1)
+    assert stain(target, site="layer1.1.conv2", additive=True, seed=1, steps=2)
+
+
 def test_a_parametrised_weight_is_refused() -> None:
     target = models.conv_net()
     parametrizations.weight_norm(target.model.conv)

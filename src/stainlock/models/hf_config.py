@@ -42,14 +42,18 @@ def check_config(config: Any, folder: Path, inside: str = "") -> None:
             raise ModelError(f"{folder} has quantised weights ({inside}{name} in config.json): expected plain ones")
         if inside and name == "use_pretrained_backbone" and value:
             raise ModelError(f"{folder} asks for weights to download ({inside}{name} in config.json): set it to false")
-        if any(part in name for part in LAYERS) and _count(value) > _MOST_LAYERS:
-            raise ModelError(f"{folder} asks for {shown(_count(value))} layers ({inside}{shown(name)} in config.json)")
+        if any(part in name for part in LAYERS) and _count(name, value) > _MOST_LAYERS:
+            raise ModelError(
+                f"{folder} asks for {shown(_count(name, value))} layers ({inside}{shown(name)} in config.json)"
+            )
         if isinstance(value, dict):
             check_config(value, folder, f"{inside}{shown(name)}.")
 
 
-def _count(value: Any) -> int:
+def _count(name: str, value: Any) -> int:
     numbers = value if isinstance(value, list) else [value]
+    if name.endswith("channels"):  # widths of layers or stages, one for each
+        return len(numbers)
     return sum(number for number in numbers if isinstance(number, int))
 
 

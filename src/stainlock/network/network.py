@@ -44,7 +44,7 @@ from stainlock.network.graph import (
     trace,
     tracing_problem,
 )
-from stainlock.network.norms import is_batch_norm
+from stainlock.network.norms import is_batch_norm, scales
 from stainlock.network.ops import (
     KEEPING,
     Activation,
@@ -399,9 +399,8 @@ def _holders_of_weights(model: nn.Module) -> dict[int, list[str]]:
     """The layers that hold each weight; a tied weight has several."""
     holders: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
-        weight = module._parameters.get("weight")
-        if weight is not None:
-            holders[id(weight)].append(name)
+        if "weight" in module._parameters and module._parameters["weight"] is not None:  # scripted ones have no get()
+            holders[id(module._parameters["weight"])].append(name)
     return holders
 
 
@@ -529,6 +528,8 @@ def _site(
     additive_problem = write_problem
     if additive_problem is None and dimension < MINIMUM_DIMENSION:
         additive_problem = f"dimension {dimension} is below {MINIMUM_DIMENSION}: natural inputs reach any direction"
+    elif _is_mostly_zero(target.model, rows, followers.norm):
+        additive_problem = "most of its channels are zero, and so would be a detector of their size: use another"
     problem = additive_problem
     last = next((stop for stop in followers.stops if stop.reason in (Reason.RETURNED, Reason.GATES)), None)
     if problem is None and followers.activation is not None and last is not None:
@@ -543,6 +544,14 @@ def _site(
         name, kind, dimension, channels, groups, grid, followers.norm, followers.activation, tuple(followers.readers),
         tuple(followers.stops), seen, patch, problem, additive_problem, write_problem,
     )  # fmt: skip
+
+
+def _is_mostly_zero(model: nn.Module, rows: Tensor, norm: str | None) -> bool:
+    """Whether at least half of the channels have zero weights or a zero scale, as the last layers of residual branches
+    do before training, or pruned ones afterwards."""
+    if not float(rows.detach().abs().amax(1).median()):
+        return True
+    return norm is not None and not float(scales(model.get_submodule(norm)).median())
 
 
 # --- what a site is given ---------------------------------------------------------------------------------------------

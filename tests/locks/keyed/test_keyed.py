@@ -169,7 +169,7 @@ def test_layers_that_share_their_weights_have_no_gates() -> None:
         ("twice", "does not call it exactly once"),
         ("functional", "does not call it exactly once"),
         ("tied", "shares its weight"),
-        ("nothing", "the model has no layer of that name"),
+        ("nothing", "which is no layer of it"),
     ):
         with pytest.raises(ValueError, match=message):
             sl.lock(shared(), kind="keyed", gates=[name])

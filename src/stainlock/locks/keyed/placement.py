@@ -15,6 +15,7 @@ which they run, the one with fewer values to permute.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -206,7 +207,9 @@ def _named(target: Target, found: list[Candidate], names: list[str]) -> list[Gat
         if name in known:
             continue
         if name not in modules:
-            raise ValueError(f"expected layers of the model to gate, got {name!r}: the model has no layer of that name")
+            close = difflib.get_close_matches(name, known, 3, 0.4)
+            advice = f"; did you mean {', '.join(close)}?" if close else ""
+            raise ValueError(f"expected layers of the model to gate, got {name!r}, which is no layer of it{advice}")
         raise ValueError(f"{name} can't have a gate: {_reason(modules[name])}")
     order = list(known)
     return [known[name] for name in sorted(names, key=order.index)]
