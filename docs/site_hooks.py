@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 from pathlib import Path
@@ -22,6 +23,13 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG
 # Tags that make a browser load something from another server.
 LOADED = re.compile(r"""<(?:script|img|iframe|link)[^>]*\s(?:src|href)="?(https?:[^\s">]+)""")
 
+TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
+ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
+INLINE_CODE = re.compile(r"(?<!<pre>)<code>[^<]*</code>")
+OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+PROSE = 60  # a table with a longer cell is prose: on a phone each of its rows becomes a block
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in TOP.items():
@@ -40,6 +48,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark tables of prose for small screens, and options so that no line ends inside one."""
+    content = TABLE.sub(_stacked, content)
+    return INLINE_CODE.sub(lambda code: OPTION.sub(r'<span class="option">\g<0></span>', code[0]), content)
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """Readers' browsers must not ask other servers for scripts, styles, fonts or images."""
     for page in Path(config.site_dir).rglob("*.html"):
@@ -52,6 +66,23 @@ def _from_the_top(markdown: str) -> str:
     for name, page in TOP.items():
         markdown = markdown.replace(f"]({name}", f"]({page}")
     return markdown.replace("](docs/", "](")
+
+
+def _stacked(table: re.Match[str]) -> str:
+    """A table of prose with the heading beside each cell, which site.css shows where columns would be too narrow."""
+    if max(len(_words(cell)) for _, _, cell in CELL.findall(table[1])) <= PROSE:
+        return table[0]
+    headings = [html.escape(_words(cell)) for _, _, cell in CELL.findall(ROW.findall(table[1])[0])]
+
+    def labelled(row: re.Match[str]) -> str:
+        labels = iter(headings)
+        return CELL.sub(lambda cell: f'<{cell[1]}{cell[2]} data-label="{next(labels)}">{cell[3]}</{cell[1]}>', row[0])
+
+    return f"<table data-stacked>{ROW.sub(labelled, table[1])}</table>"
+
+
+def _words(cell: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", cell)).strip()
 
 
 def _options(verb: str) -> str:

@@ -31,7 +31,7 @@ th, td { text-align: left; padding: .4rem .7rem .4rem 0; border-bottom: 1px soli
 th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
-td:first-child:not(.number) { overflow-wrap: anywhere; min-width: 6.5rem; }
+td:first-child:not(.number) { overflow-wrap: break-word; min-width: 6.5rem; }
 .yes { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
 figure { margin: 1rem 0; }
 figure img { max-width: 100%; height: auto; display: block; background: #fff; border-radius: .3rem; }
@@ -41,6 +41,7 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
 .grid img { width: 100%; }
 .grid figcaption { font-size: .8rem; line-height: 1.35; }
 @media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; }
+  td:first-child:not(.number) { overflow-wrap: anywhere; }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; }
   .stacked, .stacked tbody, .stacked td, .stacked caption { display: block; } .stacked thead { display: none; }
   .stacked tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .9rem; padding: .35rem 0;
