@@ -16,10 +16,9 @@ from registries import make_registry
 
 import stainlock as sl
 from stainlock.clients.checking import check_evidence
-from stainlock.clients.evidence import Evidence
+from stainlock.clients.evidence import Accused, Evidence
 from stainlock.clients.page import _chance
 from stainlock.clients.secrets import FINGERPRINT
-from stainlock.clients.tracing import Accused
 from stainlock.errors import FileError
 
 

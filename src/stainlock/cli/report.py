@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from stainlock.clients.tracing import Accused
+    from stainlock.clients.evidence import Accused
     from stainlock.verification import Verdict
 
 # Unicode marks, isolates and overrides of text direction, which are always escaped.

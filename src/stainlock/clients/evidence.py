@@ -30,8 +30,8 @@ _OF_THE_BASE = ("model", "chips", "amplitude", "layout_secret", "compared", "car
 
 
 @dataclass(frozen=True)
-class Disclosed:
-    """One of the accused, with the secret of the copy and, if the copy was issued, its receipt."""
+class Accused:
+    """A client proven to have had a part in the suspect."""
 
     client: str
     epoch: int
@@ -39,6 +39,12 @@ class Disclosed:
     z: float
     p_value: float
     log10_p_value: float
+
+
+@dataclass(frozen=True)
+class Disclosed(Accused):
+    """One of the accused, with the secret of the copy and, if the copy was issued, its receipt."""
+
     secret: str
     receipt: dict[str, Any] | None
 

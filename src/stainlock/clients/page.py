@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stainlock import __version__
-from stainlock.clients.evidence import Evidence
+from stainlock.clients.evidence import Accused, Evidence
 from stainlock.clients.log import Receipt, now
-from stainlock.clients.tracing import Accused, Compared, Trace
+from stainlock.clients.tracing import Compared, Trace
 from stainlock.html.figures import score_histogram
 from stainlock.html.page import Section, bullets, commands, figure, page, paragraph, table, text
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stainlock.clients import issued, log, records
-from stainlock.clients.evidence import Disclosed, Evidence, KnownBase
+from stainlock.clients.evidence import Accused, Disclosed, Evidence, KnownBase
 from stainlock.clients.page import trace_page
 from stainlock.clients.records import Model
 from stainlock.clients.secrets import FINGERPRINT, LAYOUT, MasterSecret
-from stainlock.clients.tracing import Accused, Compared, Trace
+from stainlock.clients.tracing import Compared, Trace
 from stainlock.errors import StainlockError
 from stainlock.storage.durable import write_file
 
@@ -50,12 +50,12 @@ def evidence_of(found: Trace, secret: MasterSecret, models: Mapping[str, Model],
     )
     accused = tuple(
         Disclosed(
-            one.client, one.epoch, one.model, one.z, one.p_value, one.log10_p_value,
-            secret.derive(FINGERPRINT, models[one.model].digest, one.client, one.epoch).hex(),
-            asdict(receipts[one]) if one in receipts else None,
+            **asdict(one),
+            secret=secret.derive(FINGERPRINT, models[one.model].digest, one.client, one.epoch).hex(),
+            receipt=asdict(receipts[one]) if one in receipts else None,
         )
         for one in found.clients
-    )  # fmt: skip
+    )
     return Evidence(found.suspect, found.suspect_digest, bases, _lock_seed(found, secret, models), found.level,
                     found.tested, found.threshold, accused, log.now())  # fmt: skip
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stainlock.clients.evidence import Accused
 from stainlock.clients.locked import Copies, Locked, lock_of, undone
 from stainlock.clients.readings import Base, read_base
 from stainlock.clients.secrets import FINGERPRINT, LAYOUT, MasterSecret, checked_name
@@ -30,18 +31,6 @@ from stainlock.numerics import model_digest
 from stainlock.target import Target
 
 _SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Accused:
-    """A client proven to have had a part in the suspect."""
-
-    client: str
-    epoch: int
-    model: str
-    z: float
-    p_value: float
-    log10_p_value: float
 
 
 @dataclass(frozen=True)
@@ -80,8 +69,7 @@ class Trace:
 
     def facts(self) -> dict[str, Any]:
         """All fields except the scores, as JSON."""
-        clients = [{"client": a.client, "epoch": a.epoch, "model": a.model, "z": a.z, "p_value": a.p_value,
-                    "log10_p_value": a.log10_p_value} for a in self.clients]  # fmt: skip
+        clients = [asdict(accused) for accused in self.clients]
         compared = [{"model": c.model, "digest": c.digest, "weights": c.weights, "carrying": c.carrying,
                      "missing": c.missing, "blind": c.blind, "mixed_in": list(c.mixed_in)}
                     for c in self.compared]  # fmt: skip
