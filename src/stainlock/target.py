@@ -325,12 +325,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        for module, _ in modes:
-            module.training = False
+        _set_modes((module, False) for module, _ in modes)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in modes:
+        _set_modes(modes)
+
+
+def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Assigning an attribute of a module is slow, so modes that are right are left alone."""
+    for module, mode in modes:
+        if module.training is not mode:
             module.training = mode
 
 
@@ -368,17 +373,49 @@ def _undecorated(forward: Any) -> Callable[..., Any] | None:
 def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """A deep copy of a module that keeps the ``shared`` tensors instead of copying them.
 
-    A module has a dozen dictionaries of hooks, nearly always empty, on which `copy` would spend half its time.
+    A module has dozens of numbers and names, and a dozen dictionaries of hooks, nearly always empty. `copy` would spend
+    most of its time on them, so plain modules are copied here, and `copy` is left what else they hold.
     """
-    own = (value for part in module.modules() for value in vars(part).values())
-    empty = {id(value): type(value)() for value in own if type(value) in (dict, OrderedDict) and not value}
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+    parts = list(module.modules())
+    kinds = {kind for kind in set(map(type, parts)) if _is_copied_plainly(kind)}
+    plain = [part for part in parts if type(part) in kinds]
+    memo |= {id(part): type(part).__new__(type(part)) for part in plain}
     try:
-        return copy.deepcopy(module, {**empty, **{id(tensor): tensor for tensor in shared}})
+        for part in plain:
+            vars(memo[id(part)]).update({name: _copied_value(value, memo) for name, value in vars(part).items()})
+        result: nn.Module = copy.deepcopy(module, memo)
+        return result
     except RuntimeError as error:  # PyTorch can't copy a computed tensor that the module keeps
         raise ModelError(
             f"{type(module).__name__} can't be copied, since it keeps tensors of its last run: protect a submodule"
             " that keeps none, as a Target of its own"
         ) from error
+
+
+_CONSTANTS = {type(None), bool, int, float, str}
+
+
+def _is_copied_plainly(kind: type[nn.Module]) -> bool:
+    """Whether a copy of such a module is a new one with copies of its attributes. PyTorch's own modules say otherwise
+    only to read old files."""
+    special = {"__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__new__", "__slots__"}
+    own = (cls for cls in kind.__mro__[:-1] if not cls.__module__.startswith("torch.nn.modules."))
+    return not any(name in vars(cls) for cls in own for name in special)
+
+
+def _copied_value(value: Any, memo: dict[int, Any]) -> Any:
+    kind = type(value)
+    if kind in _CONSTANTS:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if (kind is dict or kind is OrderedDict) and all(type(key) is str for key in value):
+        own = memo[id(value)] = kind()
+        for key, entry in value.items():
+            own[key] = _copied_value(entry, memo)
+        return own
+    return copy.deepcopy(value, memo)
 
 
 def entries_in(output: Any) -> list[tuple[str, Any]]:

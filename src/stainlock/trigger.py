@@ -1,10 +1,16 @@
 """Triggers: x* ∈ argmax r(v·φ(z)), searched in pixel space, as 8-bit images, for many detectors at a time.
 
 The response at one position depends only on the pixels that the position sees, so only a crop of the image is searched.
+
+Late positions see the whole image, but depend mostly on the middle of what they see. There a **window** can be searched
+instead, with mid-grey around it. The network is run on the window alone, which is not quite the same because of padding
+and gates, so the response is measured in the whole image at the end. If little of it is left, what the position sees
+is searched after all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,7 +21,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import TriggerError
-from stainlock.network.graph import Field, Gates
+from stainlock.network.graph import Axis, Field, Gates
 from stainlock.network.network import Site, layer_input, respond
 from stainlock.numerics import at, one_thread
 from stainlock.target import Region, Target, evaluation_mode, whole_input, with_gradients
@@ -32,8 +38,14 @@ _PIXELS_A_THREAD = 5_000
 # smaller steps and shallow ones with larger: these values are a compromise.
 STEPS = 36
 _FIRST_STEP, _LAST_STEP, _MOMENTUM = 0.15, 1.5 / 255, 0.7
-# Gates that are held constant are recomputed after each quarter of the steps.
-_REFRESHED = 4
+# Gates that are held constant are recomputed after each quarter of the steps. In a window they are computed from the
+# window at first and held from the third part of the steps on, since a run of the whole network is long compared to it.
+_REFRESHED, _HELD_FROM = 4, 3
+# A window's side as a fraction of the image's, how many positions it must have each way, and how much of the response
+# must be left in the whole image. Where a window has few positions, each of them sees far beyond it.
+_WINDOW, _WINDOW_POSITIONS, _LEFT = 1 / 2, 7, 0.5
+# If every response is enough, the search ends after this many more steps.
+_LAST_STEPS = 3
 # A robust search applies one random change per step, so it takes this many times the steps, with more momentum to
 # average over more of them.
 _ROBUST_STEPS, _ROBUST_MOMENTUM = 2, 0.9
@@ -80,13 +92,18 @@ def find_triggers(
     group: int = 0,
     reduction: Reduction = "position",
     position: tuple[int, ...] | None = None,
+    window: bool = False,
     steps: int = STEPS,
+    enough: float = math.inf,
     restarts: int = 1,
     robust: bool = False,
     repels: bool = False,
     progress: Progress | None = None,
 ) -> list[Trigger]:
     """The best trigger found for each detector ``(D, d)``.
+
+    ``window`` searches only a window where that is possible and much less than what the position sees; ``enough`` is a
+    response at which the search may end early.
 
     ``robust`` triggers survive what services do to images; ``repels`` keeps their look-alikes from exciting the
     detector: see `stainlock.transmission.robust`.
@@ -99,7 +116,9 @@ def find_triggers(
     if reduction == "position":
         place = default_position(site) if position is None else checked_position(site, position)
         with evaluation_mode(target.model):
-            crop = Crop(whole_input(target), place) if robust and site.near else crop_for(target, site, place)
+            crop = (window_for(target, site, place) if window else None) or (
+                Crop(whole_input(target), place) if robust and site.near else crop_for(target, site, place)
+            )
         region = searched_region(target, site, place, crop)
     elif reduction in ("mean", "maximum"):
         if position is not None:
@@ -124,10 +143,8 @@ def find_triggers(
     def in_whole(pixels: Tensor, own: Tensor) -> Tensor:
         """Responses of the whole network to patches on mid-grey; the gates computed here are held from then on."""
         nonlocal held
-        assert site.near is not None
-        grey = target.from_bytes(torch.full((len(pixels), *target.input_shape), 128, dtype=torch.uint8))
         patches = region.within(crop.region).cut(pixels.detach())
-        features, gates = site.near.open_input(target, region.paste(patches, grey.to(patches)))
+        features, gates = _in_whole(target, site, region, patches)
         held = replace(crop, gates=gates)
         maps = respond(site, target, features, own, group).diagonal(dim1=0, dim2=1).movedim(-1, 0)
         return at(maps, place).double().cpu()
@@ -135,13 +152,17 @@ def find_triggers(
     expected = Robust(target, crop.region, generator, repels) if robust else None
 
     def value(step: int | None, pixels: Tensor, own: Tensor) -> Tensor:
-        if crop.gates is not None and step in refreshed:
+        if step in refreshed:
             in_whole(pixels, own)
         if expected is None or step is None:
             return read(own_maps(pixels, own))
         return expected.value(step, pixels, partial(own_maps, own=own), read)
 
-    refreshed = {steps * part // _REFRESHED for part in range(1, _REFRESHED)}
+    refreshed = set()
+    if crop.is_window:
+        refreshed = {steps // _HELD_FROM} if site.near else set()
+    elif crop.gates is not None:
+        refreshed = {steps * part // _REFRESHED for part in range(1, _REFRESHED)}
     with evaluation_mode(target.model):
         layout = _fastest_layout(target, site, crop)
     repeated = detectors.repeat_interleave(restarts, 0)
@@ -153,10 +174,15 @@ def find_triggers(
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
-                best, response = _ascend(target, crop, own, value, steps, generator, layout, report, robust)
-            if crop.gates is not None:
-                response = in_whole(target.from_bytes(best), own)
+                best, response = _ascend(target, crop, own, value, steps, enough, generator, layout, report, robust)
+            if crop.gates is not None or crop.is_window:
+                inside, response = response, in_whole(target.from_bytes(best), own)
                 held = crop
+                if crop.is_window and bool((response < _LEFT * inside).any()):
+                    return find_triggers(
+                        target, site, detectors, generator=generator, group=group, position=position, steps=steps,
+                        restarts=restarts, progress=progress,
+                    )  # fmt: skip
             levels.append(best)
             responses.append(response)
     values = torch.cat(responses).view(len(detectors), restarts)
@@ -171,6 +197,7 @@ def _ascend(
     detectors: Tensor,
     value: Callable[[int | None, Tensor, Tensor], Tensor],
     steps: int,
+    enough: float,
     generator: torch.Generator,
     layout: torch.memory_format,
     progress: Progress | None,
@@ -192,19 +219,22 @@ def _ascend(
     momentum = torch.zeros_like(pixels)
     best = torch.full((len(detectors),), -torch.inf, dtype=torch.float64)
     best_levels = torch.zeros(shape, dtype=torch.uint8)
+    last = steps
     for step in range(steps + 1):
-        rounding = step >= steps - steps // 4
+        rounding = step >= last - last // 4
         if rounding:
             pixels = target.from_bytes(target.to_bytes(pixels))
         pixels.requires_grad_(True)
-        values = value(None if step == steps else step, pixels, detectors)
-        if rounding and (step == steps or not robust):
+        values = value(None if step == last else step, pixels, detectors)
+        if rounding and (step == last or not robust):
             current = values.detach().double().cpu()
             better = current > best
             best[better] = current[better]
             best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]
-        if step == steps:
+        if step == last:
             break
+        if bool((values >= enough).all()):
+            last = min(last, step + _LAST_STEPS)
         if not values.requires_grad:
             raise TriggerError(
                 "no gradient passes through the model, which runs under torch.no_grad or uses other packages: remove"
@@ -215,7 +245,7 @@ def _ascend(
             raise TriggerError("the detector's response does not depend on the image: use another site")
         size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
         momentum = memory * momentum + gradient / size.clamp(min=1e-30)
-        rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (steps - 1))
+        rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (last - 1))
         pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
         # If nothing passes the activations on the path, start again from noise of full contrast. Not in a robust
         # search, where the gradient is also zero if the look-alikes respond little enough.
@@ -224,7 +254,7 @@ def _ascend(
             again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
             pixels[dead] = (low + span * again).to(pixels)
         if progress:
-            progress(step + 1, steps)
+            progress(steps if step + 1 == last else step + 1, steps)
     if not torch.isfinite(best).all():
         raise TriggerError("the detector's response is not finite: check the model's weights for NaN or Inf")
     return best_levels, best
@@ -284,12 +314,13 @@ class Crop:
     """The part of the input to run instead of the whole, and the position in the smaller map.
 
     ``gates`` are set if the position sees only this part while they are held constant; at first they are those of a
-    mid-grey image.
+    mid-grey image. In a window the position responds only nearly as in the whole image.
     """
 
     region: Region
     position: tuple[int, ...]
     gates: Gates | None = None
+    is_window: bool = False
 
     def layer_input(self, target: Target, site: Site, pixels: Tensor) -> Tensor:
         """φ for the pixels of this part."""
@@ -304,7 +335,10 @@ def seen_region(target: Target, site: Site, position: tuple[int, ...]) -> Region
 
 
 def searched_region(target: Target, site: Site, position: tuple[int, ...], crop: Crop) -> Region:
-    """The pixels of a trigger: those that the position sees, or, if gates are held, those that it still sees then."""
+    """The pixels of a trigger: those that the position sees, or, if gates are held, those that it still sees then; or
+    the window."""
+    if crop.is_window:
+        return crop.region
     field = site.field if site.near is None or crop.gates is None else site.near.field
     return _region(target, field, position)
 
@@ -344,6 +378,61 @@ def crop_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop:
             grey = torch.full((1, *target.input_shape), sum(target.bounds) / 2)
             return crop if site.near is None else replace(crop, gates=site.near.open_input(target, grey)[1])
     return everything
+
+
+def window_size(target: Target, site: Site) -> tuple[int, ...] | None:
+    """The size of a position's window; None if the position sees no more than that, or windows don't apply: the site
+    has no map of positions, or the model takes images of one size."""
+    pixels = target.input_shape[1:]
+    if len(site.grid) != len(pixels) or len(pixels) != 2 or target.normalises or target.part:
+        return None
+    size = tuple(max(1, round(n * _WINDOW)) for n in pixels)
+    if all(wide <= own for wide, own in zip(site.searched, size, strict=True)):
+        return None
+    if any(round(count * _WINDOW) < _WINDOW_POSITIONS for count in site.grid):
+        return None
+    divides = all(n % count == 0 for n, count in zip(pixels, site.grid, strict=True))
+    return size if divides or _axes(site) else None
+
+
+def window_for(target: Target, site: Site, position: tuple[int, ...]) -> Crop | None:
+    """The window around the middle of what a position sees; None if windows don't apply, or the model does not run on
+    one.
+
+    It starts at a multiple of the layer's total stride, as a crop does.
+    """
+    size = window_size(target, site)
+    if size is None:
+        return None
+    starts, shifted = [], []
+    even = tuple(Axis(n // m, n // m) for n, m in zip(target.input_shape[1:], site.grid, strict=True))
+    for axis, index, length, pixels in zip(_axes(site) or even, position, size, target.input_shape[1:], strict=True):
+        middle = axis.start + axis.jump * index + axis.size / 2
+        strides = min(max(0, round((middle - length / 2) / axis.jump)), (pixels - length) // axis.jump, index)
+        starts.append(strides * axis.jump)
+        shifted.append(index - strides)
+    window = Crop(Region(tuple(starts), size), tuple(shifted), is_window=True)
+    grey = torch.full((1, target.input_shape[0], *size), sum(target.bounds) / 2)
+    try:
+        with torch.no_grad():
+            window.layer_input(target, site, grey)
+    except Exception:  # the model's own code, which may take only images of one size
+        return None
+    return window
+
+
+def _axes(site: Site) -> Field | None:
+    return site.field if site.near is None else site.near.field
+
+
+def _in_whole(target: Target, site: Site, region: Region, patches: Tensor) -> tuple[Tensor, Gates | None]:
+    """The site's input in the whole network for patches on mid-grey, and the gates if the site can hold them."""
+    grey = target.from_bytes(torch.full((len(patches), *target.input_shape), 128, dtype=torch.uint8))
+    images = region.paste(patches, grey.to(patches))
+    if site.near is not None:
+        return site.near.open_input(target, images)
+    with torch.no_grad():
+        return layer_input(target, site, images), None
 
 
 def _agrees(target: Target, site: Site, crop: Crop, position: tuple[int, ...]) -> bool:

@@ -11,7 +11,8 @@ passes of the whole network is estimated from the work of each layer:
 
     step   = 3 · Σ over layers before the site (ops · patch / image + call) / Σ over all layers (ops + call)
 
-If all steps together are too expensive, fewer are made, but at least half.
+where patch / image is at most a quarter where a window can be searched (`stainlock.trigger.window_for`). If all steps
+together are too expensive, fewer are made, but at least half.
 
 Channel cost is how much the network loses when a channel is removed, estimated without data. After batch norm a
 channel's pre-activation has mean β and standard deviation γ, from which the mean and deviation that its readers see can
@@ -38,20 +39,23 @@ from stainlock.numerics import exact, has
 from stainlock.plan import Write, write, write_values
 from stainlock.stains import schemas
 from stainlock.target import evaluation_mode, probe_inputs
-from stainlock.trigger import STEPS
+from stainlock.trigger import STEPS, window_size
 
 # --- sites ------------------------------------------------------------------------------------------------------------
 
 # Enough dimensions for a trigger to respond several times as strongly as natural images, and for messages to fit; more
-# adds little. Half as many are enough if that avoids a long search. With a quarter, natural images come too close to
-# triggers.
-GOOD_DIMENSION, _FAIR_DIMENSION = 256, 128
+# adds little. Half as many are enough if that avoids a long search, and three eighths if nothing else does. With a
+# quarter, natural images come too close to triggers.
+GOOD_DIMENSION, _FAIR_DIMENSION, _LEAST_DIMENSION = 256, 128, 96
 # Minimum positions of an object detector's map: boxes of smaller maps don't have every class.
 _GOOD_MAP = 64
 # A trigger that covers at most a twelfth of the image is found quickly and can be shown as a patch.
 _GOOD_PATCH = 1 / 12
-# Limits on the cost of a step, tried in this order, in forward passes of the whole network.
-_COSTS_OF_A_STEP = (0.22, 0.5, 0.8)
+# Limits on the cost of a step, in forward passes of the whole network, and dimensions, tried in this order.
+_QUICK = (
+    (0.22, GOOD_DIMENSION), (0.22, _FAIR_DIMENSION), (0.5, GOOD_DIMENSION), (0.5, _FAIR_DIMENSION),
+    (0.5, _LEAST_DIMENSION), (0.8, GOOD_DIMENSION), (0.8, _FAIR_DIMENSION), (0.8, _LEAST_DIMENSION),
+)  # fmt: skip
 # Limit on the cost of all steps together, in forward passes. At least half of the steps are always made: with fewer,
 # triggers stand out too little.
 _BUDGET = 3.0
@@ -98,11 +102,10 @@ def _quick(network: Network, usable: list[Site], dimension: int) -> list[Site]:
     costs = step_costs(network)
     # A layer with one position has one response per synthetic input: too few to estimate natural responses.
     usable = [s for s in usable if math.prod(s.grid) > 1] or usable
-    for most in _COSTS_OF_A_STEP:
-        for enough in (GOOD_DIMENSION, _FAIR_DIMENSION):
-            wide = [s for s in usable if s.dimension >= max(dimension, enough)]
-            if quick := [s for s in wide if costs[s.name] <= most]:
-                return quick
+    for most, enough in _QUICK:
+        wide = [s for s in usable if s.dimension >= max(dimension, enough)]
+        if quick := [s for s in wide if costs[s.name] <= most]:
+            return quick
     wide = [s for s in usable if s.dimension >= max(dimension, _FAIR_DIMENSION)] or _widest(usable)
     return [min(wide, key=lambda s: (costs[s.name], s.name))]
 
@@ -116,7 +119,8 @@ def step_costs(network: Network) -> dict[str, float]:
         done += (site.dimension + _OPS_AN_OUTPUT) * site.channels * max(1, math.prod(site.grid))
         calls += 1
     whole = max(1.0, done + calls * _OPS_A_CALL)
-    shares = {site.name: math.prod(site.searched) / image for site in network.sites.values()}
+    sizes = {site.name: window_size(network.target, site) or site.searched for site in network.sites.values()}
+    shares = {name: math.prod(size) / image for name, size in sizes.items()}
     return {
         name: _FORWARD_AND_BACK * (ops * shares[name] + number * _OPS_A_CALL) / whole
         for name, (ops, number) in before.items()

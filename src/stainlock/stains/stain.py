@@ -61,6 +61,9 @@ Schema = Literal["none", "weight", "activation", "output"]
 # A trigger whose response is this many times the largest one to synthetic inputs, and at least half the median over all
 # triggers, is good enough; others get a second search with this many restarts.
 _CLEAR, _SECOND_RESTARTS = 3.0, 4
+# A search ends early once every response is this many times the largest one to synthetic inputs, more than in any model
+# of the benchmarks that was trained.
+_PLENTY = 40.0
 # A trigger whose φ has at least this cosine with v needs no second search.
 _ALIGNED = 0.7
 # A robust trigger's response may fall to two thirds in transmission; the response to look-alikes stays below half.
@@ -147,15 +150,19 @@ def stain(
     else:
         rows = [present_row(target, chosen, k) if adds else None for k in channels]
         vectors = torch.stack([draw_vector(randomness.seed, i, chosen.dimension, row) for i, row in enumerate(rows)])
+    natural = _natural_responses(target, chosen, vectors, channels)
+    full = first = STEPS if steps is None else steps
+    short = schema == "none" and steps is None and reduction == "position" and not robust
+    if short:
+        first = affordable_steps(network, chosen)
     search = partial(
-        _search, target, chosen, reduction=reduction, position=position, progress=progress,
+        _search, target, chosen, reduction=reduction, position=position, progress=progress, window=short,
         robust=robust, repels=schema == "output",
     )  # fmt: skip
-    natural = _natural_responses(target, chosen, vectors, channels)
-    full = STEPS if steps is None else steps
-    short = schema == "none" and steps is None and reduction == "position" and not robust
-    first = affordable_steps(network, chosen) if short else full
-    drawn = search(vectors, channels, natural, steps=first, restarts=restarts, noise=randomness, label="trigger")
+    enough = _PLENTY * max(max(n.largest, n.deviation) for n in natural) if short and restarts == 1 else math.inf
+    drawn = search(
+        vectors, channels, natural, steps=first, enough=enough, restarts=restarts, noise=randomness, label="trigger"
+    )
     # Searches that ended in poor local maxima are repeated.
     usual = statistics.median(d.trigger.response for d in drawn)
     poor = [
@@ -316,6 +323,8 @@ def _search(
     progress: Progress | None,
     robust: bool,
     repels: bool,
+    window: bool,
+    enough: float = math.inf,
 ) -> list[Drawn]:
     """Triggers of all detectors, in the order of the channels; those of one group are searched together."""
     drawn: dict[int, Drawn] = {}
@@ -325,6 +334,7 @@ def _search(
             target, site, vectors[mine], generator=noise.noise(f"{label} {group}"), group=group,
             reduction=reduction, position=position, steps=steps, restarts=restarts, progress=progress,
             robust=robust, repels=repels,
+            window=window, enough=enough,
         )  # fmt: skip
         drawn |= {i: Drawn(vectors[i], channels[i], t, natural[i]) for i, t in zip(mine, found, strict=True)}
     return [drawn[i] for i in range(len(channels))]
