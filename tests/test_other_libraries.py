@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import models
 import pytest
 import torch
 from PIL import Image
@@ -479,6 +480,37 @@ def test_outputs_that_cant_be_told_are_listed() -> None:
         classifier_logits(target.predict(torch.rand(2, 3, 2, 2)))
     with pytest.raises(ModelError, match=r"'third'.*first, second"):
         Target(target.model, (3, 2, 2), output="third").predict(torch.rand(2, 3, 2, 2))
+
+
+class TwoHeads(models.TwoConvolutions):
+    def __init__(self, pack: Any) -> None:
+        super().__init__()
+        self.pack = pack
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        return self.pack(y, y.flip(1))
+
+
+@pytest.mark.parametrize(
+    ("pack", "output"),
+    [
+        (lambda y, z: {"logits": y, "other": z}, ""),
+        (lambda y, z: {"first": y, "second": z}, "second"),
+        (lambda y, z: (y, z), "1"),
+    ],
+)
+def test_triggers_are_classified_by_the_logits_of_several_outputs(pack: Any, output: str) -> None:
+    target = Target(models.seeded(lambda: TwoHeads(pack)), (3, 32, 32), **models.UNIT, output=output)
+    marked, key = sl.stain(target, schema="output", classes=[3, 1], count=2, seed=1)
+    triggers = torch.cat([d.trigger.pixels(target) for d in key.detectors])
+    assert classifier_logits(marked.predict(triggers)).argmax(1).tolist() == [3, 1]
+
+
+def test_an_output_schema_asks_for_the_name_of_the_logits() -> None:
+    target = Target(models.seeded(lambda: TwoHeads(lambda y, z: {"a": y, "b": z})), (3, 32, 32), **models.UNIT)
+    with pytest.raises(sl.SiteError, match="got a, b: name one with --output"):
+        sl.stain(target, schema="output", count=2, seed=1)
 
 
 def test_the_command_line_names_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

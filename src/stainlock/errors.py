@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class StainlockError(Exception):
     """Base class of stainlock's errors. The command line prints the message and exits with status 2.
@@ -71,3 +74,11 @@ class SweepError(StainlockError):
     >>> issubclass(sl.SweepError, sl.StainlockError)
     True
     """
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question that lists a few known names: those that end in this one, or else those spelled like it."""
+    names = list(known)
+    close = [n for n in names if n.endswith(f".{name}")] or difflib.get_close_matches(name, names, 3, 0.4)
+    several = f" ({len(close)} end in {name})" if close[3:] else ""
+    return f"did you mean {', '.join(close[:3])}?{several}" if close else ""

@@ -111,7 +111,7 @@ class Target:
         normalises, a list of images in pixels and of any size, or a batch of them."""
         if self.normalises and isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = list(inputs)
-        return self._named(self.model(inputs, *self._extra_inputs_for(inputs)))
+        return self.named_output(self.model(inputs, *self._extra_inputs_for(inputs)))
 
     def _extra_inputs_for(self, inputs: Any) -> Iterator[Any]:
         """The extra inputs; a batch of one, such as a text embedding, is repeated for each image."""
@@ -120,7 +120,12 @@ class Target:
             one_for_all = isinstance(extra, Tensor) and extra.dim() > 1 and len(extra) == 1 < batch
             yield extra.expand(batch, *extra.shape[1:]) if one_for_all else extra
 
-    def _named(self, output: Any) -> Any:
+    def named_output(self, output: Any) -> Any:
+        """The entry of the model's output that ``output`` names; without a name, all of it.
+
+        >>> sl.Target(model, (3, 32, 32), output="heads.1").named_output({"heads": ("boxes", "logits")})
+        'logits'
+        """
         for name in filter(None, self.output.split(".")):
             entries = dict(entries_in(output))
             if name not in entries:

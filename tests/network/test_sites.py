@@ -260,3 +260,10 @@ def test_a_model_without_layers_is_told() -> None:
 def test_a_misspelt_site_is_put_right() -> None:
     with pytest.raises(SiteError, match=r"did you mean .*body\.0"):
         analyse(decides()).site("body.O")
+
+
+def test_a_name_that_several_layers_match_is_asked_about() -> None:
+    """They come before names that are spelled more like it."""
+    network = analyse(models.library("torchvision:resnet18", 64))
+    with pytest.raises(SiteError, match=r"no site 'conv2'; did you mean layer1\.0\.conv2, .*\(8 end in conv2\)"):
+        network.site("conv2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +19,7 @@ from stainlock.attacks.pixels import Pictures, Pixels
 from stainlock.attacks.plot import plot_rows
 from stainlock.attacks.rows import Row, append_row, claimed, read_rows, write_tables
 from stainlock.certificates.certificate import detectors_digest
-from stainlock.errors import StainlockError
+from stainlock.errors import StainlockError, meant
 from stainlock.evaluation import Data, Images, Tensors, evaluate
 from stainlock.evaluation.data import chosen_indices
 from stainlock.key import Key
@@ -124,8 +123,7 @@ def check_names(names: Sequence[str], known: Collection[str] | None = None, what
     known = all_attacks() if known is None else known
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 3, 0.4)
-            advice = f"did you mean {', '.join(close)}?" if close else "`stainlock attack --list` shows them all"
+            advice = meant(name, known) or "`stainlock attack --list` shows them all"
             raise ValueError(f"expected the name of {what}, got {name!r}: {advice}")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stainlock.errors import FileError
+from stainlock.errors import FileError, meant
 from stainlock.figures import all_figures
 from stainlock.figures.figure import Figure, Setup
 from stainlock.figures.output import CONFIGURATION, write_figure
@@ -29,8 +28,7 @@ def check_figure(name: str) -> None:
     """Raise ValueError for an unknown figure name, before anything is loaded."""
     known = [*all_figures(), ALL]
     if name not in known:
-        close = difflib.get_close_matches(name, known, 3, 0.4)
-        advice = f"did you mean {', '.join(close)}?" if close else "`stainlock reproduce --list` shows them all"
+        advice = meant(name, known) or "`stainlock reproduce --list` shows them all"
         raise ValueError(f"expected the name of a figure, got {name!r}: {advice}")
 
 

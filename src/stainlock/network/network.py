@@ -13,7 +13,6 @@ flip a channel's sign.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 
-from stainlock.errors import ModelError, SiteError
+from stainlock.errors import ModelError, SiteError, meant
 from stainlock.network.graph import (
     Field,
     Followers,
@@ -126,10 +125,7 @@ class Network:
                 f"{name} is a {type(modules[name]).__name__}: expected a Linear, Conv2d or ConvTranspose2d"
                 " that the model calls; `stainlock inspect` lists them"
             )
-        close = difflib.get_close_matches(name, self.sites, 3, 0.4)
-        raise SiteError(
-            f"no site {name!r}; {'did you mean ' + ', '.join(close) if close else 'see stainlock inspect'}?"
-        )
+        raise SiteError(f"no site {name!r}; {meant(name, self.sites) or 'see stainlock inspect'}")
 
     @property
     def is_whole(self) -> bool:

@@ -24,7 +24,7 @@ from stainlock.plan import Plan, Write, write, write_values
 from stainlock.stains import message as codec
 from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
 from stainlock.stains.secrets import draw_classes, mask_of
-from stainlock.target import Target, evaluation_mode, synthetic_inputs
+from stainlock.target import Target, entries_in, evaluation_mode, logits_in, synthetic_inputs
 from stainlock.transmission.changes import usual_changes
 from stainlock.trigger import Progress
 
@@ -151,8 +151,11 @@ def output_writes(
         output = suffix.run(weight, silence.heard(weight))
         if evidence is not None:
             return evidence.logits(output)
+        output = logits_in(output if stained.part else stained.named_output(output))
         if not isinstance(output, Tensor) or output.dim() != 2:
-            raise SiteError("the output schema needs a classifier: expected logits of shape (N, classes)")
+            names = ", ".join(name for name, _ in entries_in(output))
+            came = f", got {names}: name one with --output (in Python Target(output=...))" if names else ""
+            raise SiteError(f"the output schema needs a classifier: expected logits of shape (N, classes){came}")
         return output
 
     if evidence is not None:

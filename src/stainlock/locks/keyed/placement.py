@@ -15,7 +15,6 @@ which they run, the one with fewer values to permute.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from stainlock.errors import ModelError
+from stainlock.errors import ModelError, meant
 from stainlock.gating.gated import Gated, gated_layer, scattered_layer
 from stainlock.locks.keyed.cut import cut
 from stainlock.network.object_detectors import is_object_detector
@@ -207,9 +206,8 @@ def _named(target: Target, found: list[Candidate], names: list[str]) -> list[Gat
         if name in known:
             continue
         if name not in modules:
-            close = difflib.get_close_matches(name, known, 3, 0.4)
-            advice = f"; did you mean {', '.join(close)}?" if close else ""
-            raise ValueError(f"expected layers of the model to gate, got {name!r}, which is no layer of it{advice}")
+            advice = meant(name, known) or "see stainlock inspect"
+            raise ValueError(f"expected layers of the model to gate, got {name!r}, which is no layer of it; {advice}")
         raise ValueError(f"{name} can't have a gate: {_reason(modules[name])}")
     order = list(known)
     return [known[name] for name in sorted(names, key=order.index)]
