@@ -21,6 +21,7 @@ from stainlock.object_detection.drawing import lock_pictures
 from stainlock.object_detection.precision import DetectionEvaluation, Detections, detect, score
 from stainlock.object_detection.settings import setting_targets
 from stainlock.verification import largest_natural
+from stainlock.verification.verify import Method
 
 POINT = 0.01
 MOST_LOCKED, MOST_LOST, MOST_STAINED = 0.5 * POINT, 0.5 * POINT, 0.3 * POINT
@@ -154,7 +155,7 @@ def print_stains(
     made: list[tuple[Target, Key]],
     changes: list[float],
 ) -> list[str]:
-    method = "output" if "schema" in case else "auto"
+    method: Method = "output" if "schema" in case else "auto"
     natural = [
         largest_natural(own, key, (p for p, _ in Images(data.paths).batches(own, batch_size=8))) for own, key in made
     ]

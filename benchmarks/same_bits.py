@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import stainlock as sl
 import zoo
+from stainlock.verification.verify import Method
 
 SEED = 7
 SIZE, CLASSES = 64, 10  # image side and classes of library models with random weights
@@ -120,8 +121,8 @@ class Case:
     responses: bool = False  # also verify by response, which takes many times as long as staining
 
     @property
-    def methods(self) -> list[str]:
-        also = {"response": self.responses, "output": self.options.get("schema") == "output"}
+    def methods(self) -> list[Method]:
+        also: dict[Method, bool] = {"response": self.responses, "output": self.options.get("schema") == "output"}
         return ["weights", *(method for method, wanted in also.items() if wanted)]
 
     @property
@@ -215,7 +216,7 @@ def key_facts(key: sl.Key) -> dict[str, Any]:
     }
 
 
-def behaviour(base: sl.Target, protected: sl.Target, key: sl.Key, methods: Iterable[str]) -> dict[str, Any]:
+def behaviour(base: sl.Target, protected: sl.Target, key: sl.Key, methods: Iterable[Method]) -> dict[str, Any]:
     """For a stain, the verdicts on the protected model and the original; for a lock, digests of what the key makes."""
     restored = digest(key.original(protected).model.state_dict()) == digest(base.model.state_dict())
     if key.kind == "lock":

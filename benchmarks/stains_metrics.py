@@ -95,7 +95,7 @@ def metric_for(name: str, limit: int) -> Metric:
 
 def in_memory(data: Data, target: Target, limit: int) -> Data:
     """The inputs in memory, decoded once for all models."""
-    pixels, labels = zip(*data.batches(target, 50, min(limit, len(data))), strict=True)
+    pixels, labels = zip(*data.batches(target, batch_size=50, limit=min(limit, len(data))), strict=True)
     return Tensors(torch.cat(pixels), None if data.labels is None else torch.cat(labels))
 
 

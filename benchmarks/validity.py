@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -41,6 +41,7 @@ from stainlock.verification import Reference, response
 from stainlock.verification.asking import Asker
 from stainlock.verification.questions import pictures
 from stainlock.verification.sequential import verify_sequentially
+from stainlock.verification.verify import Method
 
 LEVELS = (0.1, 0.01, 1e-3, 1e-4)
 CONFIDENCE, REFUTED = 0.95, 0.9999
@@ -176,7 +177,7 @@ def p_values(case: Case, count: int) -> NDArray[np.float64]:
                 continue
             if case.reference and reference is None:
                 reference = Reference.of(target, key, decoys=0)
-            found.append(sl.verify(suspect, key, method=method, reference=reference).p_value)  # type: ignore[arg-type]
+            found.append(sl.verify(suspect, key, method=cast(Method, method), reference=reference).p_value)
     return np.array(found)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import stainlock as sl
 from stainlock.demo.subject import load_photographs, load_subject
 from stainlock.models.class_names import class_names
-from stainlock.storage.files import write_file
+from stainlock.storage.durable import write_file
 from stainlock.target import evaluation_mode
 
 matplotlib.use("agg")
