@@ -160,6 +160,11 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], int]] = {
         {"image_size": 32, "embed_dim": 32, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}, 32
     ),
 }  # fmt: skip
+# Three of them at a size at which they are shipped, for `every_model_speed.py`.
+SHIPPED: dict[str, tuple[dict[str, Any], int]] = {
+    "ViTForImageClassification, B/16": ({}, 224),
+    "SegformerForSemanticSegmentation, B0": ({}, 512),
+}
 YOLOS = (
     "yolo11n.yaml", "yolo11n-seg.yaml", "yolo11n-cls.yaml", "yolo11n-pose.yaml", "yolo11n-obb.yaml", "yolov8n.yaml",
     "yolov10n.yaml", "yolov5n.yaml", "yolov9t.yaml", "yolov3-tiny.yaml", "yolov6n.yaml", "yolov8n-seg.yaml",
@@ -313,8 +318,8 @@ LIBRARIES = tuple(_LISTS)
 def _transformer(name: str) -> Target:
     """Save the model and load it as ``hf:DIR``."""
     transformers = importlib.import_module("transformers")
-    changes, size = TRANSFORMERS[name]
-    cls = getattr(transformers, name)
+    changes, size = (TRANSFORMERS | SHIPPED)[name]
+    cls = getattr(transformers, name.partition(",")[0])
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
         torch.default_generator.manual_seed(0)
         transformers.utils.logging.disable_progress_bar()
@@ -374,6 +379,9 @@ _DIFFUSERS: dict[str, Callable[[Any], Target]] = {
     "UNet2DModel, four levels": lambda library: _pixels_of(library, (32, 64, 64, 96), 32),
     "UNet2DModel, time steps that scale": lambda library: _pixels_of(
         library, (64, 128), 32, resnet_time_scale_shift="scale_shift"
+    ),
+    "UNet2DModel, as for CIFAR-10": lambda library: _pixels_of(
+        library, (128, 256, 256, 256), 32, freq_shift=1, downsample_padding=0
     ),
     "UNet2DConditionModel": lambda library: _latents_of(library, (32, 64)),
     "UNet2DConditionModel, three levels": lambda library: _latents_of(library, (32, 64, 128)),
