@@ -42,18 +42,18 @@ def main() -> None:
     with_patch = unlocked_input * torch.tensor(original.std[0]) + torch.tensor(original.mean[0])
     with evaluation_mode(original.model), evaluation_mode(locked.model), torch.inference_mode():
         panels = [
-            ("original model", pixels[0], original.predict(pixels)[0]),
-            ("locked model, no patch", pixels[0], locked.predict(pixels)[0]),
-            ("locked model, patch in the corner", with_patch[0], locked(unlocked_input)[0]),
+            ("original\nmodel", pixels[0], original.predict(pixels)[0]),
+            ("locked model,\nno patch", pixels[0], locked.predict(pixels)[0]),
+            ("locked model,\npatch in the corner", with_patch[0], locked(unlocked_input)[0]),
         ]
-    figure, axes = plt.subplots(2, len(panels), figsize=(11, 5.2), height_ratios=(4, 1.1), layout="constrained")
+    figure, axes = plt.subplots(2, len(panels), figsize=(6.6, 3.7), height_ratios=(4, 1.25), layout="constrained")
     for column, (title, image, logits) in zip(axes.T, panels, strict=True):
         _photograph(column[0], title, image)
         _answers(column[1], logits.softmax(0), label)
     changed = (with_patch - pixels)[0].abs().amax(0) > 1 / 512
     _magnified(axes[0, -1], with_patch[0], changed)
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
+    figure.savefig(content, format="png", dpi=180)
     picture = io.BytesIO()
     Image.open(content).convert("RGB").save(picture, format="WEBP", quality=88, method=6)
     OUT.parent.mkdir(exist_ok=True)
@@ -63,19 +63,19 @@ def main() -> None:
 
 def _photograph(axes: Axes, title: str, image: Tensor) -> None:
     axes.imshow(image.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
-    axes.set_title(title, fontsize=13)
+    axes.set_title(title, fontsize=10.5)
     axes.set_axis_off()
 
 
 def _magnified(axes: Axes, image: Tensor, changed: Tensor) -> None:
     """The patch, magnified, in the opposite corner of its photograph."""
     height, width = (int(line.nonzero().max()) + 1 for line in (changed.any(1), changed.any(0)))
-    inset = axes.inset_axes((0.62, 0.02, 0.36, 0.36))
+    inset = axes.inset_axes((0.5, 0.02, 0.48, 0.48))
     inset.imshow(image[:, :height, :width].permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
     inset.set(xticks=[], yticks=[])
     for side in inset.spines.values():
         side.set(color="white", linewidth=2)
-    inset.set_title(f"the patch, {height}×{width}", fontsize=10, color="white", pad=3)
+    inset.set_title(f"the patch, {height}×{width}", fontsize=8, color="white", pad=3)
     inset.title.set_bbox({"facecolor": "black", "alpha": 0.55, "edgecolor": "none", "pad": 2})
 
 
@@ -87,7 +87,7 @@ def _answers(axes: Axes, probabilities: Tensor, label: int) -> None:
     axes.barh(rows, top.values.numpy(), color=colours, height=0.72)
     for row, name, value in zip(rows, names, top.values.tolist(), strict=True):
         share = f"{value:.0%}" if value >= 0.005 else f"{value:.1%}"
-        axes.text(0.015, row, f"{name}, {share}", va="center", fontsize=11.5)
+        axes.text(0.015, row, f"{name}, {share}", va="center", fontsize=9.5)
     axes.set(xlim=(0, 1), ylim=(SHOWN - 0.5, -0.5))
     axes.set_axis_off()
 
