@@ -14,10 +14,13 @@ _NAMED, _LONGEST_LABEL = 6, 28  # most accused clients that a plot names, and mo
 
 
 def response_histogram(natural: Tensor, threshold: float, trigger: float) -> bytes:
-    """Histogram of the responses to natural images, with the trigger's response and the firing threshold marked."""
+    """Histogram of the responses to natural images, with the trigger's response and the firing threshold marked.
+
+    It is small, with large letters, so that it can be read on a phone.
+    """
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(figsize=(7.2, 3.4), dpi=160, layout="constrained")
+    figure: Any = Figure(figsize=(5.4, 3.4), dpi=220, layout="constrained")
     axes = figure.subplots()
     values = natural.double().cpu().numpy()
     axes.hist(values, bins=40, color="0.45", edgecolor="black", linewidth=0.5)
@@ -25,10 +28,11 @@ def response_histogram(natural: Tensor, threshold: float, trigger: float) -> byt
     axes.axvline(threshold, color="black", linestyle="--", linewidth=1.2)
     axes.axvline(trigger, color="black", linewidth=2.5)
     top = axes.get_ylim()[1]
-    axes.text(threshold, top, "fires above  ", ha="right", va="top", fontsize=9)
-    axes.text(trigger, top, "trigger  ", ha="right", va="top", fontsize=9, fontweight="bold")
-    axes.set_xlabel("response of the detector")
-    axes.set_ylabel("positions (log scale)")
+    axes.text(threshold, top, "fires above  ", ha="right", va="top", fontsize=10)
+    axes.text(trigger, top, "trigger  ", ha="right", va="top", fontsize=10, fontweight="bold")
+    axes.set_xlabel("response of the detector", fontsize=11)
+    axes.set_ylabel("positions (log scale)", fontsize=11)
+    axes.tick_params(labelsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     content = io.BytesIO()
     figure.savefig(content, format="png")
