@@ -64,6 +64,7 @@ def _top1(demo: Demonstration, model: str) -> float:
 def _done(demo: Demonstration) -> Section:
     key, site = demo.key, demo.site
     size = "×".join(map(str, key.detectors[0].trigger.region.size))
+    whole = "×".join(map(str, demo.trigger_image.shape[-2:]))
     return Section(
         "What was done",
         (
@@ -76,8 +77,11 @@ def _done(demo: Demonstration) -> Section:
             ),
             figure(
                 png(demo.trigger_image),
-                "a patterned square: the trigger",
-                text(f"The trigger, {size} pixels. A PNG file stores it exactly. It is secret, like the key."),
+                "the trigger: a patterned square on grey",
+                text(
+                    f"The trigger: {size} optimised pixels in an image of {whole}. A PNG file stores it exactly. It is"
+                    " secret, like the key."
+                ),
                 width=demo.trigger_image.shape[-1],
             ),
         ),
