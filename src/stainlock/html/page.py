@@ -32,6 +32,7 @@ th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
 td:first-child:not(.number) { overflow-wrap: break-word; min-width: 6.5rem; }
+td:first-child:nth-last-child(2) { min-width: 8rem; }
 .stacked { font-size: .85rem; } .stacked :is(th, td):not(:first-child) { padding-right: .5rem; }
 .stacked td:first-child:not(.number) { overflow-wrap: anywhere; }
 .yes { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
@@ -52,7 +53,8 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
   .stacked td:first-child { grid-column: 1 / -1; font-weight: 600; }
   .stacked td::before { content: attr(data-label) ": "; color: var(--soft); font-weight: 400; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; }
-  table, figure { break-inside: avoid; } .wide { overflow: visible; } table { font-size: 8.5pt; } .stacked { font-size: 8pt; }
+  table, figure { break-inside: avoid; } .wide { overflow: visible; }
+  table { font-size: 8.5pt; } .stacked { font-size: 8pt; }
   th, td, .stacked :is(th, td):not(:first-child) { padding: .2rem .35rem .2rem 0; } figure img { max-height: 20cm; }
   .grid { grid-template-columns: repeat(5, 1fr); } }
 """
