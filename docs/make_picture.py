@@ -46,7 +46,7 @@ def main() -> None:
             ("locked model,\nno patch", pixels[0], locked.predict(pixels)[0]),
             ("locked model,\npatch in the corner", with_patch[0], locked(unlocked_input)[0]),
         ]
-    figure, axes = plt.subplots(2, len(panels), figsize=(6.6, 3.7), height_ratios=(4, 1.25), layout="constrained")
+    figure, axes = plt.subplots(2, len(panels), figsize=(6.6, 3.45), height_ratios=(4, 1.15), layout="constrained")
     for column, (title, image, logits) in zip(axes.T, panels, strict=True):
         _photograph(column[0], title, image)
         _answers(column[1], logits.softmax(0), label)
