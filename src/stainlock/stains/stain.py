@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -122,84 +122,41 @@ def stain(
     if firing_fraction is None:
         firing_fraction = _ROBUST_FIRING_FRACTION if robust else FIRING_FRACTION
     firing_fraction = checked_firing_fraction(firing_fraction)
-    randomness = Randomness(seed)
-    network = analyse(target)
+    randomness, network = Randomness(seed), analyse(target)
+
     if site is None and schema == "none" and not additive:
         # If no activation silences a channel, as behind group norm, only an additive stain is possible.
         additive = all(s.problem for s in network.sites.values())
     adds = additive or schema == "activation"
-    chosen = _chosen_site(network, site, schema, adds, message)
-    problem = chosen.additive_problem if adds else chosen.problem
-    if problem:
-        way_out = "" if problem == chosen.additive_problem else "; an additive stain can go here"
-        raise SiteError(f"{chosen.name} can't carry this stain: {problem}{way_out}")
-    if count is None:
-        count = min(usual_count(target, robust=robust), max(1, chosen.channels // 4)) if schema == "output" else 1
-    if not 1 <= count <= chosen.channels // 4:
-        raise ValueError(f"expected a count from 1 to {chosen.channels // 4} at {chosen.name}, got {count}")
-
+    chosen = _chosen_site(network, site, schema, adds, message)  # 1, 2
+    count = _checked_count(target, chosen, schema, count, robust)
     digests = begin_digests(target.model)
-    channels = rank_channels(network, chosen, channel_choice, folded=fold, live=adds)
     if reduction == "position":
         position = _default_position(chosen, schema) if position is None else checked_position(chosen, position)
+    channels = rank_channels(network, chosen, channel_choice, folded=fold, live=adds)
     if schema == "output" and position:
         channels = schemas.heard_channels(network, chosen, channels, position)
     channels = channels[:count]
-    if schema == "weight" and message is not None:
-        vectors = message_vector(message, randomness.seed, chosen.dimension)[None]
-    else:
-        rows = [present_row(target, chosen, k) if adds else None for k in channels]
-        vectors = torch.stack([draw_vector(randomness.seed, i, chosen.dimension, row) for i, row in enumerate(rows)])
-    natural = _natural_responses(target, chosen, vectors, channels)
-    full = first = STEPS if steps is None else steps
-    short = schema == "none" and steps is None and reduction == "position" and not robust
-    if short:
-        first = affordable_steps(network, chosen)
-    search = partial(
-        _search, target, chosen, reduction=reduction, position=position, progress=progress, window=short,
-        robust=robust, repels=schema == "output",
+
+    spelt = message if schema == "weight" else None
+    vectors = _draw_vectors(target, chosen, channels, randomness.seed, spelt, adds)  # 3
+    drawn = _best_triggers(  # 4
+        network, chosen, vectors, channels, schema=schema, reduction=reduction, position=position, steps=steps,
+        restarts=restarts, robust=robust, randomness=randomness, progress=progress,
     )  # fmt: skip
-    enough = _PLENTY * max(max(n.largest, n.deviation) for n in natural) if short and restarts == 1 else math.inf
-    drawn = search(
-        vectors, channels, natural, steps=first, enough=enough, restarts=restarts, noise=randomness, label="trigger"
-    )
-    # Searches that ended in poor local maxima are repeated.
-    usual = statistics.median(d.trigger.response for d in drawn)
-    poor = [
-        i for i, d in enumerate(drawn)
-        if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)
-        and not (reduction == "position" and position and _is_aligned(target, chosen, d, position))
-    ]  # fmt: skip
-    if poor:
-        mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
-        again = 1 if robust else _SECOND_RESTARTS
-        second = search(
-            vectors[poor], mine, theirs, steps=full, restarts=again, noise=randomness, label="second trigger"
-        )
-        for i, other in zip(poor, second, strict=True):
-            drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
     natural_level = _checked_level(chosen, drawn, firing_fraction)
 
     reading = Reading(reduction, position or ())
     facts: Facts = Facts() if message is None else MessageFacts(message_bytes=len(message.encode()))
-    writes: list[Write] = []
     if schema == "activation" and message is not None:
-        present = present_levels(target, chosen, drawn[0].trigger, drawn[0].vector, reading)
-        writes = schemas.activation_writes(
-            network, chosen, drawn[0].vector, drawn[0].trigger.response, present, message,
-            draw_mask(randomness.seed, chosen.channels),
-        )  # fmt: skip
-        detectors = [record(target, chosen, drawn[0], None, None)]
+        writes, detectors = _spell(network, chosen, drawn[0], reading, message, randomness.seed)
+    elif additive:
+        writes, detectors = _each(add_to_channel(network, chosen, d, reading, trigger_level) for d in drawn)  # 5
     else:
-        detectors = []
-        for d in drawn:
-            if additive:
-                own, detector = add_to_channel(network, chosen, d, reading, trigger_level)
-            else:
-                own, detector = replace_channel(network, chosen, d, firing_fraction, trigger_level)
-            writes += own
-            detectors.append(detector)
-        if fold and not additive:
+        writes, detectors = _each(
+            replace_channel(network, chosen, d, firing_fraction, trigger_level) for d in drawn
+        )  # 5
+        if fold:
             writes += fold_loss(network, chosen, {d.channel: _resting_output(chosen, d) for d in detectors})
     plan = Plan(tuple(writes), combined_digest(digests.result()))
     if schema == "output":
@@ -207,6 +164,7 @@ def stain(
             network, chosen, detectors, plan, classes, randomness.seed, progress, robust=robust
         )
         plan += column_writes
+
     revert = plan.inverse(target)
     stained = plan.apply(target)
     stained_digest = edited_digest(stained.model, digests.result(), [w.parameter for w in plan.writes])
@@ -270,14 +228,99 @@ def _standing_out(network: Network, site: Site, k: int, present: float, response
 
 
 def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, message: str | None) -> Site:
-    if name is not None:
-        return network.site(name)
-    if schema == "output":
-        return choose_output_site(network)
+    """The site with that name, or a good one; an error if it can't carry the stain."""
     places = places_needed(message) if message else 1
-    if schema == "activation":
-        return choose_site(network, additive=adds, channels=places)
-    return choose_site(network, additive=adds, dimension=places)
+    if name is not None:
+        site = network.site(name)
+    elif schema == "output":
+        site = choose_output_site(network)
+    elif schema == "activation":
+        site = choose_site(network, additive=adds, channels=places)
+    else:
+        site = choose_site(network, additive=adds, dimension=places)
+    problem = site.additive_problem if adds else site.problem
+    if problem:
+        way_out = "" if problem == site.additive_problem else "; an additive stain can go here"
+        raise SiteError(f"{site.name} can't carry this stain: {problem}{way_out}")
+    return site
+
+
+def _checked_count(target: Target, site: Site, schema: str, count: int | None, robust: bool) -> int:
+    if count is None:
+        count = min(usual_count(target, robust=robust), max(1, site.channels // 4)) if schema == "output" else 1
+    if not 1 <= count <= site.channels // 4:
+        raise ValueError(f"expected a count from 1 to {site.channels // 4} at {site.name}, got {count}")
+    return count
+
+
+def _draw_vectors(
+    target: Target, site: Site, channels: list[int], seed: int, message: str | None, adds: bool
+) -> Tensor:
+    """A detector for each channel: uniform on the sphere, or with a message in the signs of one."""
+    if message is not None:
+        return message_vector(message, seed, site.dimension)[None]
+    rows = [present_row(target, site, k) if adds else None for k in channels]
+    return torch.stack([draw_vector(seed, i, site.dimension, row) for i, row in enumerate(rows)])
+
+
+def _best_triggers(
+    network: Network,
+    site: Site,
+    vectors: Tensor,
+    channels: list[int],
+    *,
+    schema: str,
+    reduction: Reduction,
+    position: tuple[int, ...] | None,
+    steps: int | None,
+    restarts: int,
+    robust: bool,
+    randomness: Randomness,
+    progress: Progress | None,
+) -> list[Drawn]:
+    """The best trigger of each detector. Searches that ended in poor local maxima are repeated with all steps."""
+    target = network.target
+    natural = _natural_responses(target, site, vectors, channels)
+    full = first = STEPS if steps is None else steps
+    short = schema == "none" and steps is None and reduction == "position" and not robust
+    if short:
+        first = affordable_steps(network, site)
+    enough = _PLENTY * max(max(n.largest, n.deviation) for n in natural) if short and restarts == 1 else math.inf
+    search = partial(
+        _search, target, site, reduction=reduction, position=position, noise=randomness, progress=progress,
+        window=short, robust=robust, repels=schema == "output",
+    )  # fmt: skip
+    drawn = search(vectors, channels, natural, steps=first, enough=enough, restarts=restarts, label="trigger")
+    usual = statistics.median(d.trigger.response for d in drawn)
+    poor = [
+        i for i, d in enumerate(drawn)
+        if d.trigger.response < max(_CLEAR * d.natural.largest, usual / 2)
+        and not (reduction == "position" and position and _is_aligned(target, site, d, position))
+    ]  # fmt: skip
+    if poor:
+        mine, theirs = [channels[i] for i in poor], [natural[i] for i in poor]
+        again = 1 if robust else _SECOND_RESTARTS
+        second = search(vectors[poor], mine, theirs, steps=full, restarts=again, label="second trigger")
+        for i, other in zip(poor, second, strict=True):
+            drawn[i] = max(drawn[i], other, key=lambda d: d.trigger.response)
+    return drawn
+
+
+def _spell(
+    network: Network, site: Site, drawn: Drawn, reading: Reading, message: str, seed: int
+) -> tuple[list[Write], list[Detector]]:
+    """Write a message into the signs of the layer's activations for the trigger."""
+    target = network.target
+    present = present_levels(target, site, drawn.trigger, drawn.vector, reading)
+    mask = draw_mask(seed, site.channels)
+    writes = schemas.activation_writes(network, site, drawn.vector, drawn.trigger.response, present, message, mask)
+    return writes, [record(target, site, drawn, None, None)]
+
+
+def _each(edits: Iterable[tuple[list[Write], Detector]]) -> tuple[list[Write], list[Detector]]:
+    """The writes of all detectors together, and the detectors."""
+    own, detectors = zip(*edits, strict=True)
+    return [w for writes in own for w in writes], list(detectors)
 
 
 def _default_position(site: Site, schema: str) -> tuple[int, ...]:
