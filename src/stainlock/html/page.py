@@ -20,7 +20,8 @@ h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .6rem; }
 h2 { font-size: 1.2rem; margin: 2.4rem 0 .5rem; padding-top: .9rem; border-top: 1px solid var(--line); }
 p { margin: .5rem 0; max-width: 44rem; }
 code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
-pre { background: var(--card); padding: .7rem .9rem; overflow-x: auto; border-radius: .4rem; }
+pre { background: var(--card); padding: .7rem .9rem; border-radius: .4rem; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
 ul { padding-left: 1.2rem; max-width: 44rem; }
 li, p { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; margin-bottom: .8rem; }
@@ -45,7 +46,6 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .35rem; max-width
 .grid figcaption { font-size: .8rem; line-height: 1.35; }
 @media (max-width: 34rem) { table { font-size: .85rem; } th, td { padding-right: .45rem; }
   td:first-child:not(.number) { overflow-wrap: anywhere; }
-  pre { white-space: pre-wrap; overflow-wrap: anywhere; }
   .stacked, .stacked tbody, .stacked td, .stacked caption { display: block; } .stacked thead { display: none; }
   .stacked tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .9rem; padding: .35rem 0;
     border-bottom: 1px solid var(--line); }
