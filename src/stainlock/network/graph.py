@@ -46,7 +46,6 @@ from stainlock.network.ops import (
     Kind,
     Window,
     axes_of,
-    canonical,
     channels_are_last,
     is_activation,
     op_of,
@@ -266,11 +265,6 @@ class Axis:
 
 Field = tuple[Axis, ...]  # vertical and horizontal, preceded by time for video
 
-# Kinds that act on each position by itself, whichever axis channels are on. Windows of other operations assume channels
-# on the second axis.
-_ANYWHERE = {Kind.DENSE, Kind.MIXING, Kind.PERMUTE, Kind.ACTIVATION, Kind.NOTHING, Kind.SUM, Kind.PRODUCT}
-_ELEMENTWISE = ("add", "sub", "mul", "truediv", "neg")
-
 
 def receptive_fields(part: TracedPart, constant: Collection[fx.Node] = ()) -> dict[fx.Node, Field | None]:
     """The field of every node whose output depends on the image; None means the whole input. ``constant`` nodes are
@@ -295,8 +289,7 @@ def _field(part: TracedPart, node: fx.Node, sources: list[fx.Node], seen: list[F
         return None
     maps = [n for n in sources if len(part.shapes.get(n, ())) == part.rank]
     last = {channels_are_last(part, n) for n in maps}
-    anywhere = op.kind in _ANYWHERE or canonical(part.operation(node)) in _ELEMENTWISE
-    if last == {True, False} or (last == {True} and (window != POINT or not anywhere)):
+    if last == {True, False} or (last == {True} and (window != POINT or not op.rule.anywhere)):
         return None
     if op.kind is Kind.PERMUTE and channels_are_last(part, node) in last:  # does not switch between the two layouts
         return None

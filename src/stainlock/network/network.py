@@ -626,10 +626,6 @@ def at_tap(layer: nn.Module, position: tuple[int, ...], tap: tuple[int, ...]) ->
 
 # --- squeeze-and-excite blocks ----------------------------------------------------------------------------------------
 
-# Activations of hidden units must be unbounded; those of gates must be able to reach zero.
-_HIDDEN = {"relu", "silu", "gelu", "hardswish"}
-_GATES = {"sigmoid", "hardsigmoid", "tanh"}
-
 
 @dataclass(frozen=True)
 class Block:
@@ -648,11 +644,10 @@ class Block:
     output: fx.Node
 
 
-def gate_level(gate: str, gain: Tensor) -> Tensor:
+def gate_level(gate: Activation, gain: Tensor) -> Tensor:
     """The input for which a gate takes this value."""
-    if gate == "hardsigmoid":
-        return 6 * gain - 3
-    return torch.atanh(gain) if gate == "tanh" else torch.logit(gain)
+    assert gate.inverse is not None
+    return gate.inverse(gain)
 
 
 def find_blocks(part: TracedPart) -> dict[fx.Node, Block]:
@@ -672,12 +667,12 @@ def block_at(part: TracedPart, product: fx.Node) -> Block | None:
         return None
     gate_node = _through_reshapes(part, opened)
     gate = op_of(part, gate_node).activation
-    if gate is None or gate.name not in _GATES:
+    if gate is None or not gate.is_gate:
         return None
     second = _through_reshapes(part, gate_node.all_input_nodes[0])
     hidden_node = _through_reshapes(part, second.all_input_nodes[0]) if _is_dense(part, second) else second
     hidden = op_of(part, hidden_node).activation
-    if hidden is None or hidden.name not in _HIDDEN:
+    if hidden is None or not hidden.is_for_hidden_units:
         return None
     first = _through_reshapes(part, hidden_node.all_input_nodes[0])
     if not _is_dense(part, first):

@@ -6,6 +6,8 @@ one operation:
 
 - ``span``: where channel 0 of a source is in the output, and how many values wide; the other channels follow;
 - ``window``: which positions of its source an output position sees (kernel, stride, padding, dilation);
+- ``anywhere``: whether it acts on each position by itself, whichever axis the channels are on; the windows of others
+  assume that they are on the second;
 - ``keeps_sign``: whether maps without negative values give a map without negative values;
 - ``moments``: mean and standard deviation of the output's channels, from those of the sources.
 
@@ -45,7 +47,8 @@ class Activation:
     """What a detector needs to know about the activation after it.
 
     For pre-activations below ``silent_below`` the output is ``rest`` plus ``leak`` times the pre-activation, to within
-    ``residue``. For those above ``ceiling`` it no longer grows.
+    ``residue``. For those above ``ceiling`` it no longer grows. ``inverse`` gives the pre-activation for an output, for
+    those that serve as gates.
     """
 
     name: str
@@ -55,10 +58,35 @@ class Activation:
     residue: float = 0.0
     leak: float = 0.0
     ceiling: float = math.inf
+    inverse: Callable[[Tensor], Tensor] | None = None
 
     @property
     def silences(self) -> bool:
         return self.leak == 0.0
+
+    @property
+    def cuts_off(self) -> bool:
+        """Exactly 0 below 0, and the pre-activation itself from there to the ceiling."""
+        return self.silent_below == 0.0 and self.silences
+
+    @property
+    def commutes_with_factors(self) -> bool:
+        """f(a·x) = a·f(x) for every a > 0."""
+        return self.silent_below == 0.0 and self.ceiling == math.inf
+
+    @property
+    def is_relu(self) -> bool:
+        return self.cuts_off and self.commutes_with_factors
+
+    @property
+    def is_gate(self) -> bool:
+        """One that squeeze-and-excite blocks multiply channels by: it can be 0, and is bounded."""
+        return self.inverse is not None
+
+    @property
+    def is_for_hidden_units(self) -> bool:
+        """One that squeeze-and-excite blocks have between their two layers: 0 at 0, and unbounded."""
+        return self.name in ("relu", "silu", "gelu", "hardswish")
 
     @property
     def never_negative(self) -> bool:
@@ -73,14 +101,14 @@ ACTIVATIONS = {
     "relu": Activation("relu", F.relu, 0.0),
     "relu6": Activation("relu6", F.relu6, 0.0, ceiling=6.0),
     "hardswish": Activation("hardswish", F.hardswish, -3.0),
-    "hardsigmoid": Activation("hardsigmoid", F.hardsigmoid, -3.0, ceiling=3.0),
+    "hardsigmoid": Activation("hardsigmoid", F.hardsigmoid, -3.0, ceiling=3.0, inverse=lambda g: 6 * g - 3),
     "gelu": Activation("gelu", F.gelu, -4.0, residue=2e-4),
     "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x), -6.0, residue=3e-4),
     "silu": Activation("silu", F.silu, -10.0, residue=5e-4),
     "mish": Activation("mish", F.mish, -10.0, residue=5e-4),
-    "sigmoid": Activation("sigmoid", torch.sigmoid, -10.0, residue=5e-5, ceiling=10.0),
+    "sigmoid": Activation("sigmoid", torch.sigmoid, -10.0, residue=5e-5, ceiling=10.0, inverse=torch.logit),
     "softplus": Activation("softplus", F.softplus, -10.0, residue=5e-5),
-    "tanh": Activation("tanh", torch.tanh, -6.0, rest=-1.0, residue=2e-5, ceiling=6.0),
+    "tanh": Activation("tanh", torch.tanh, -6.0, rest=-1.0, residue=2e-5, ceiling=6.0, inverse=torch.atanh),
     "elu": Activation("elu", F.elu, -10.0, rest=-1.0, residue=5e-5),
     "selu": Activation("selu", F.selu, -10.0, rest=-1.7580993408473766, residue=1e-4),
     "celu": Activation("celu", F.celu, -10.0, rest=-1.0, residue=5e-5),
@@ -130,6 +158,13 @@ def is_activation(module: nn.Module) -> bool:
     return activation_of_module(module) is not None
 
 
+def clipping_range(module: nn.Module) -> tuple[float, float] | None:
+    """The range outside which a module clips values, and so passes no gradient; None if it does not clip."""
+    if isinstance(module, nn.Hardtanh):  # ReLU6 is one, too
+        return module.min_val, module.max_val
+    return (0.0, math.inf) if isinstance(module, nn.ReLU) else None
+
+
 def _recognised(module: nn.Module) -> str | None:
     """The activation that another package's class computes, recognised by its values; None if there is none."""
     if type(module).__module__.startswith("torch.") or not _OTHER_NAMES.search(type(module).__name__):
@@ -169,7 +204,6 @@ def activation_of_function(function: Any, arguments: tuple[Any, ...], keywords: 
 # --- operations -------------------------------------------------------------------------------------------------------
 
 Moments = tuple[Tensor, Tensor]  # mean and standard deviation of every channel
-Pair = tuple[int, int]
 Sides = tuple[int, ...]  # one number for each axis of positions
 
 
@@ -234,6 +268,7 @@ class Rule:
     fits: Callable[[TracedPart, fx.Node], bool] = lambda part, node: True
     span: Callable[[TracedPart, fx.Node, fx.Node], Span | None] = lambda part, node, source: None
     window: Callable[[TracedPart, fx.Node], Window | None] = lambda part, node: None
+    anywhere: bool = False
     keeps_sign: bool = False
     moments: Callable[[TracedPart, fx.Node, list[Moments]], Moments | None] = lambda part, node, sources: None
 
@@ -447,6 +482,26 @@ def _keeps_corner(part: TracedPart, node: fx.Node) -> bool:
     return whole and all(i.start in (None, 0) for i in index) and all(isinstance(s, int) and s > 0 for s in steps)
 
 
+def _to_floats(part: TracedPart, node: fx.Node) -> bool:
+    """A conversion to another device, or to another type of real numbers."""
+    given = (*node.args[1:], *node.kwargs.values())
+    types = [g for g in given if isinstance(g, torch.dtype)]
+    return not any(isinstance(g, fx.Node) for g in given) and all(t.is_floating_point for t in types)
+
+
+def _of_channels(part: TracedPart, node: fx.Node) -> bool:
+    """Some of the channels, or all in another order: ``x[:, [2, 1, 0]]``."""
+    if any(len(part.shapes.get(n, ())) != part.rank for n in (node, part.sources(node)[0])):
+        return False
+    if part.operation(node) == "index_select":
+        return argument(node, 1, "dim") in (1, 1 - part.rank)
+    index: Any = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    if Ellipsis in [i for i in index if not isinstance(i, fx.Node)]:
+        place = next(k for k, i in enumerate(index) if i is Ellipsis)
+        index = (*index[:place], *[slice(None)] * (part.rank + 1 - len(index)), *index[place + 1 :])
+    return all(isinstance(i, slice) and i == slice(None) for k, i in enumerate(index) if k != 1)
+
+
 def _is_map(part: TracedPart, node: fx.Node) -> bool:
     return all(len(part.shapes.get(n, ())) == 4 for n in (node, part.sources(node)[0]))
 
@@ -643,7 +698,7 @@ def _of_flatten(part: TracedPart, node: fx.Node, sources: list[Moments]) -> Mome
 # --- the table --------------------------------------------------------------------------------------------------------
 
 NORM = Rule(Kind.NORM, span=_same, window=_point, moments=_of_norm)
-ACTIVATION = Rule(Kind.ACTIVATION, span=_same, window=_point, moments=_of_activation)
+ACTIVATION = Rule(Kind.ACTIVATION, span=_same, window=_point, anywhere=True, moments=_of_activation)
 _ungrouped = partial(_groups_are, lambda layer: layer.groups == 1)
 _depthwise = partial(_groups_are, _is_depthwise)
 _transposed_or_conv = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
@@ -654,14 +709,18 @@ def _names(*names: str) -> frozenset[str]:
 
 
 TABLE: Sequence[Rule] = (
-    Rule(Kind.DENSE, (nn.Linear, *_transposed_or_conv), fits=_ungrouped, window=_kernel),
+    Rule(Kind.DENSE, (nn.Linear, *_transposed_or_conv), fits=_ungrouped, window=_kernel, anywhere=True),
     Rule(Kind.DEPTHWISE, (nn.Conv2d, nn.Conv3d), fits=_depthwise, span=_same, window=_kernel),
     Rule(Kind.GROUPED, _transposed_or_conv, window=_kernel),
     Rule(
         Kind.NOTHING, (nn.Identity, nn.Dropout, nn.Dropout2d, nn.Dropout3d),
         _names("dropout", "dropout2d", "stochastic_depth", "StochasticDepth", "drop_path", "DropPath", "contiguous",
-               "clone", "_assert"),
-        span=_same, window=_point, keeps_sign=True, moments=_first,
+               "clone", "float", "double", "_assert"),
+        span=_same, window=_point, anywhere=True, keeps_sign=True, moments=_first,
+    ),
+    Rule(
+        Kind.NOTHING, names=_names("to"), fits=_to_floats,
+        span=_same, window=_point, anywhere=True, keeps_sign=True, moments=_first,
     ),
     Rule(
         Kind.SPATIAL, (nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d),
@@ -694,8 +753,11 @@ TABLE: Sequence[Rule] = (
         Kind.JOIN, names=_names("cat"), fits=_along_channels,
         span=_joined, window=_point, keeps_sign=True, moments=_of_join,
     ),
-    Rule(Kind.SUM, names=_names("add"), fits=_alike, span=_same, window=_point, keeps_sign=True, moments=_of_sum),
-    Rule(Kind.PRODUCT, names=_names("mul"), fits=_alike, span=_gated, window=_point),
+    Rule(
+        Kind.SUM, names=_names("add"), fits=_alike,
+        span=_same, window=_point, anywhere=True, keeps_sign=True, moments=_of_sum,
+    ),
+    Rule(Kind.PRODUCT, names=_names("mul"), fits=_alike, span=_gated, window=_point, anywhere=True),
     Rule(
         Kind.SLICE, names=_names("getitem"), fits=_keeps_corner,
         span=_same, window=_stride, keeps_sign=True, moments=_first,
@@ -703,14 +765,16 @@ TABLE: Sequence[Rule] = (
     # Rounding to 8 bits keeps channels in place and moves each value by at most half a step.
     Rule(
         Kind.NOTHING, names=_names("fake_quantize_per_tensor_affine"),
-        span=_same, window=_point, keeps_sign=True, moments=_first,
+        span=_same, window=_point, anywhere=True, keeps_sign=True, moments=_first,
     ),
     # Group norm and layer norm divide each channel by a deviation over several, so channels are not followed through.
-    Rule(Kind.MIXING, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), window=_norm_window),
-    Rule(Kind.PERMUTE, names=_names("permute", "Permute"), fits=_is_known_move, window=_point),
+    Rule(Kind.MIXING, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), window=_norm_window, anywhere=True),
+    Rule(Kind.PERMUTE, names=_names("permute", "Permute"), fits=_is_known_move, window=_point, anywhere=True),
     # These act on each position by itself, but channels are not followed through them.
-    Rule(Kind.UNKNOWN, names=_names("add", "sub", "mul", "truediv", "neg", "cat"), window=_point),
+    Rule(Kind.UNKNOWN, names=_names("add", "sub", "mul", "truediv", "neg"), window=_point, anywhere=True),
+    Rule(Kind.UNKNOWN, names=_names("cat"), window=_point),
     Rule(Kind.UNKNOWN, names=_names("flip"), fits=_not_over_space, window=_point),
+    Rule(Kind.UNKNOWN, names=_names("getitem", "index_select"), fits=_of_channels, window=_point),
 )  # fmt: skip
 
 

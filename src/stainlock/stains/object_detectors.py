@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stainlock.errors import SiteError
 from stainlock.network.object_detectors import class_count
+from stainlock.network.ops import clipping_range
 from stainlock.target import Target, evaluation_mode
 
 NOTHING = -1  # the label if an object detector finds nothing
@@ -88,14 +89,13 @@ class ClassEvidence:
 @contextmanager
 def leaking_gradients(model: nn.Module) -> Iterator[None]:
     """Let a small gradient through clipped activations, so that what an early step has silenced can come back."""
-    clipped = [m for m in model.modules() if isinstance(m, nn.ReLU | nn.Hardtanh)]  # ReLU6 is a Hardtanh
+    clipped = [(module, ends) for module in model.modules() if (ends := clipping_range(module)) is not None]
     try:
-        for module in clipped:
-            low, high = (module.min_val, module.max_val) if isinstance(module, nn.Hardtanh) else (0.0, math.inf)
-            module.forward = partial(_leak, low=low, high=high)  # type: ignore[method-assign]
+        for module, (low, high) in clipped:
+            module.forward = partial(_leak, low=low, high=high)
         yield
     finally:
-        for module in clipped:
+        for module, _ in clipped:
             del module.forward
 
 

@@ -14,6 +14,7 @@ from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, 
 from stainlock.attacks.changes import edited
 from stainlock.attacks.thief.gate_blocks import PROBES, find_gates
 from stainlock.network.network import gate_level, input_of
+from stainlock.network.ops import Activation
 from stainlock.target import evaluation_mode, synthetic_inputs
 
 _CLOSEST = 1e-6  # least distance to 0 and 1, which sigmoids never reach
@@ -45,11 +46,12 @@ def _run(subject: Subject, strength: Strength) -> Attacked:
     return Attacked(edited(target, change))
 
 
-def _level(gain: float, gate: str) -> float:
+def _level(gain: float, gate: Activation) -> float:
     """The gate's input for the output ``gain``, or for the nearest output within reach."""
-    if gate != "hardsigmoid":
-        gain = min(max(gain, _CLOSEST), 1 - _CLOSEST)
-    return float(gate_level(gate, torch.tensor(gain, dtype=torch.float64)))
+    level = gate_level(gate, torch.tensor(gain, dtype=torch.float64))
+    if not level.isfinite():
+        level = gate_level(gate, torch.tensor(min(max(gain, _CLOSEST), 1 - _CLOSEST), dtype=torch.float64))
+    return float(level)
 
 
 ATTACK = Attack("constant-gates", "thief", ("lock",), "nothing", ("mean", 0.5, 1.0), _run,

@@ -17,6 +17,7 @@ from stainlock.insertion import Gated, moved_back, set_submodule
 from stainlock.locks.keyed import Structure
 from stainlock.locks.parts.route import remembered
 from stainlock.network.network import Block, Network, analyse, input_of
+from stainlock.network.ops import Activation
 from stainlock.numerics import exact
 from stainlock.target import Target, evaluation_mode, synthetic_inputs
 
@@ -30,7 +31,7 @@ class Gates:
     first: str
     second: str
     shift: str | None
-    gate: str  # sigmoid, hardsigmoid or tanh
+    gate: Activation
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def find_gates(target: Target) -> list[Gates]:
     network = _analysed(target)
     return [
         Gates(network.name(b.first), network.name(b.second), None if b.shift is None else network.name(b.shift),
-              b.gate.name)
+              b.gate)
         for b in network.blocks.values()
     ]  # fmt: skip
 
@@ -110,7 +111,7 @@ def layers_behind(target: Target) -> list[Behind]:
         leaves: list[Any] = [network.part.leaf(norm) for norm in norms] if len(norms) == len(readers) else []
         found.append(Behind(
             at, torch.cat([own.sum(2) for own in kernels]), torch.cat([own.square().sum(2) for own in kernels]), mean,
-            deviation, block.gate.function(exact(network.part.leaf(block.second), "bias")), block.gate.name == "tanh",
+            deviation, block.gate.function(exact(network.part.leaf(block.second), "bias")), block.gate.keeps_zero,
             tuple(moved_back(network.name(norm), list(blocks)) for norm in norms) if leaves else (),
             torch.cat([exact(leaf, "running_mean") for leaf in leaves]) if leaves else None,
             torch.cat([exact(leaf, "running_var") + float(leaf.eps) for leaf in leaves]) if leaves else None,

@@ -116,9 +116,9 @@ def permute(model: nn.Module, site: Site, generator: torch.Generator) -> bool:
 def rescale(model: nn.Module, site: Site, generator: torch.Generator, size: float = 1.0) -> bool:
     """Factors exp(size·N(0, 1)), if the activations after the site commute with positive factors."""
     passed = [step for reader in site.readers for step in reader.path]
-    if site.activation is not None and site.activation.name not in ("relu", "leaky_relu"):
+    if site.activation is not None and not site.activation.commutes_with_factors:
         return False
-    if any(isinstance(step, Passed) or step.name not in ("relu", "leaky_relu") for step in passed):
+    if any(isinstance(step, Passed) or not step.commutes_with_factors for step in passed):
         return False
     factors = torch.exp(size * torch.randn(site.channels, generator=generator))
     written: Any = site.layer(model) if site.norm is None else model.get_submodule(site.norm)

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from stainlock.network.graph import TracedPart
 from stainlock.network.network import Network, Site
-from stainlock.network.ops import op_of
+from stainlock.network.ops import Kind, op_of
 from stainlock.target import Target
 
 
@@ -99,7 +99,7 @@ def _to_activation(part: TracedPart, layer: fx.Node, site: Site) -> list[fx.Node
         leaf = part.leaf(user) if user.op == "call_module" else None
         is_norm = norm is not None and leaf is not None and part.path(user) == norm
         acts = norm is None and op_of(part, user).activation is not None
-        passes = isinstance(leaf, nn.Identity | nn.Dropout | nn.Dropout2d)
+        passes = op_of(part, user).kind is Kind.NOTHING
         if user.all_input_nodes != nodes[-1:] or not (is_norm or acts or passes):
             break
         nodes.append(user)

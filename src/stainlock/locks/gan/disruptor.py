@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from stainlock.locks.gan.structure import Structure
 from stainlock.network.network import layer_input
+from stainlock.network.ops import activation_of_module
 from stainlock.target import Target, check_gradient, evaluation_mode
 
 Progress = Callable[[int, int], None]
@@ -34,7 +35,8 @@ def judge_of(discriminator: Target | Callable[[Tensor], Any], images: Tensor) ->
     model = discriminator.model if isinstance(discriminator, Target) else discriminator
     run: Callable[[Tensor], Any] = discriminator.predict if isinstance(discriminator, Target) else discriminator
     leaves = [m for m in model.modules() if not list(m.children())] if isinstance(model, nn.Module) else []
-    probabilities = bool(leaves) and isinstance(leaves[-1], nn.Sigmoid)
+    last = activation_of_module(leaves[-1]) if leaves else None
+    probabilities = last is not None and last.inverse is torch.logit
 
     def judge(given: Tensor) -> Tensor:
         judged = run(given)

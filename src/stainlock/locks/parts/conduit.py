@@ -250,7 +250,7 @@ def _makes_step(network: Network, wire: Wire) -> bool:
     hidden = network.part.leaf(wire.writer)
     acts = [a for cell in wire.path[1:] if (a := network.activation(cell.node)) is not None]
     norms = any(is_batch_norm(network.leaf(cell.node)) for cell in wire.path)
-    return isinstance(hidden, nn.Linear) and has(hidden, "bias") and bool(acts) and acts[0].name == "relu" and not norms
+    return isinstance(hidden, nn.Linear) and has(hidden, "bias") and bool(acts) and acts[0].is_relu and not norms
 
 
 def conduit_writes(conduit: Conduit, levels: Sequence[float]) -> list[Write]:
@@ -327,7 +327,7 @@ def _passed_on(conduit: Conduit, wire: Wire) -> list[Write]:
         writes += _fixed_gate(conduit, block, wire, OPEN_GATE)
     if wire.exit in network.blocks:
         last = network.blocks[wire.exit]
-        writes += _fixed_gate(conduit, last, wire, 0.0 if last.gate.name == "tanh" else CLOSED_GATE)
+        writes += _fixed_gate(conduit, last, wire, 0.0 if last.gate.keeps_zero else CLOSED_GATE)
     return writes
 
 

@@ -63,7 +63,7 @@ from stainlock.network import norms
 from stainlock.network.network import Block, Network, gate_level, measured_input
 from stainlock.numerics import Randomness, exact, has, model_digest, one_thread, raw, sample_sphere
 from stainlock.plan import CONDUIT, DISRUPTOR, Plan, Write, write, write_values
-from stainlock.target import Target, evaluation_mode, probe_inputs, tensors_in
+from stainlock.target import Target, evaluation_mode, logits_in, probe_inputs, values_to_compare
 from stainlock.trigger import Trigger
 
 # --- disruptors -------------------------------------------------------------------------------------------------------
@@ -80,8 +80,7 @@ SHIFT = 4.0
 # Factors of that distance for tanh gates: closed near the midpoint, open at less, since tanh saturates sooner.
 _SHUT, _OPEN = 1e-5, 0.4
 # Distance of a hidden unit from its activation's bend: 1 for ReLU; smooth activations are linear or 0 further out.
-_MARGIN = {"relu": 1.0}
-_SMOOTH_MARGIN = 16.0
+_MARGIN, _SMOOTH_MARGIN = 1.0, 16.0
 # Fraction of that distance that the disguise may use up on synthetic inputs.
 _HEARD = 0.1
 # Added to the energy of hidden units, as a fraction of its mean: natural inputs may excite units that are silent here.
@@ -110,7 +109,7 @@ def draw_disruption(classes: int, generator: np.random.Generator) -> Tensor:
 def logits_range(target: Target) -> float:
     """The widest range between the largest and the smallest logit, on synthetic inputs."""
     with evaluation_mode(target.model), torch.no_grad():
-        logits = target.predict(probe_inputs(target, "logits")).double()
+        logits = logits_in(target.predict(probe_inputs(target, "logits"))).double()
     return float((logits.amax(1) - logits.amin(1)).max())
 
 
@@ -179,7 +178,7 @@ class GateDisruptor:
         """The step's two units, which no gate reads yet."""
         model, first = self.network.target.model, self.network.name(self.block.first)
         weight = raw(self.network.part.leaf(self.block.first), "weight")
-        margin, height = _MARGIN.get(self.block.hidden.name, _SMOOTH_MARGIN), self.height
+        margin, height = _MARGIN if self.block.hidden.is_relu else _SMOOTH_MARGIN, self.height
         row = height * self._quiet(self.disguise.leaking(first, weight, tuple(weight.shape[1:])), margin)
         for tap in self.taps:
             row[tap.cell.channel] = height * (2 * margin + 1) * tap.share
@@ -207,7 +206,7 @@ class GateDisruptor:
 
     def _height(self) -> float:
         """h₁ − h₂ when unlocked: 1 or, with a disguise, the height for which S₁ stands out as little as S₂."""
-        if self.disguise.bare or self.block.hidden.name != "relu":
+        if self.disguise.bare or not self.block.hidden.is_relu:
             return 1.0
         layers = (self.network.part.leaf(node) for node in (self.block.first, self.block.second))
         first, second = (exact(layer, "weight").square().mean().sqrt() for layer in layers)
@@ -223,7 +222,7 @@ class GateDisruptor:
         """The pattern that ruins the outputs most, at the smallest of a few strengths that is enough."""
         patterns, left, best = self.patterns(), math.inf, list[Write]()
         # Nothing to compare: one pattern, and a given strength or closed tanh gates, which are 0 at any strength.
-        known = len(patterns) == 1 and (strength or self.block.gate.name == "tanh")
+        known = len(patterns) == 1 and (strength or self.block.gate.keeps_zero)
         likeness, usual = None if known else likeness_to(edited), self._usual(edited)
         for shift in (strength,) if strength else (SHIFT, 2 * SHIFT, 4 * SHIFT):
             for pattern in patterns:
@@ -258,7 +257,7 @@ class GateDisruptor:
         """Each gate's level when locked, in units of its size; it must not reveal how far open it is when unlocked."""
         if pattern == "turn":
             return torch.where(usual < 0, 1.0, -1.0).double()
-        if self.block.gate.name == "tanh":  # closed in the middle, open on either side
+        if self.block.gate.keeps_zero:  # tanh is closed in the middle, open on either side
             return signed(len(usual), generator) * (_OPEN if pattern == "open" else _SHUT)
         return torch.full_like(usual, 1.0 if pattern == "open" else -1.0)
 
@@ -375,7 +374,7 @@ def neutral_writes(
         write(model, f"{first}.weight", (None,), s1.view(hidden, channels, 1, 1), CONDUIT),
         write(model, f"{first}.bias", (None,), tau1, CONDUIT),
         write(model, f"{second}.weight", (None,), s2.view(channels, hidden, 1, 1), CONDUIT),
-        write(model, f"{second}.bias", (None,), gate_level(block.gate.name, q), CONDUIT),
+        write(model, f"{second}.bias", (None,), gate_level(block.gate, q), CONDUIT),
     ]
     if block.shift is not None:
         third, size = network.name(block.shift), t.square().mean().sqrt()
@@ -542,7 +541,7 @@ def check_locks(target: Target, edited: Target, locked: Target, patch: Trigger) 
 def _outputs(target: Target, pixels: Tensor) -> list[Tensor]:
     with evaluation_mode(target.model), torch.no_grad():
         found = target.run_traced(pixels)
-    return [t.double().cpu() for t in tensors_in(found) if t.is_floating_point() and t.dim()]
+    return [values.cpu() for values in values_to_compare(found)]
 
 
 def _difference(expected: Tensor, got: Tensor) -> float:

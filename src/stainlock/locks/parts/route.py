@@ -260,7 +260,7 @@ def behind_activation(network: Network, path: Sequence[fx.Node]) -> int | None:
     for place, node in enumerate(path[1:], 1):
         activation = network.activation(node)
         if activation is not None:
-            return place if activation.name in ("relu", "relu6") else None
+            return place if activation.cuts_off else None
         if not is_batch_norm(network.leaf(node)) and network.kind(node) is not Kind.SUM:
             return None
     return None
@@ -344,7 +344,7 @@ def _chain(network: Network, start: fx.Node, end: fx.Node | None) -> list[fx.Nod
 
 def _is_relu(network: Network, node: fx.Node) -> bool:
     activation = network.activation(node)
-    return activation is not None and activation.name == "relu"
+    return activation is not None and activation.is_relu
 
 
 def _only_relu(network: Network, nodes: list[fx.Node]) -> bool:
