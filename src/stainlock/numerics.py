@@ -40,6 +40,11 @@ def exact(module: nn.Module, name: str) -> Tensor:
     return raw(module, name).double().cpu()
 
 
+def input_axis(layer: nn.Module) -> int:
+    """The axis of a layer's weight along which its inputs are; transposed convolutions have it first."""
+    return 0 if isinstance(layer, nn.modules.conv._ConvTransposeNd) else 1
+
+
 def at(maps: Tensor, position: tuple[int | slice, ...]) -> Tensor:
     """``maps[..., *position]``."""
     index: Any = (..., *position)

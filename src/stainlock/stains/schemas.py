@@ -19,7 +19,7 @@ from stainlock.network.graph import Reader
 from stainlock.network.network import Network, Site, input_of, layer_input, respond
 from stainlock.network.norms import affine_of
 from stainlock.network.ops import Activation
-from stainlock.numerics import at, exact, has, raw
+from stainlock.numerics import at, exact, has, input_axis, raw
 from stainlock.plan import Plan, Write, write, write_values
 from stainlock.stains import message as codec
 from stainlock.stains.object_detectors import ClassEvidence, leaking_gradients
@@ -139,7 +139,7 @@ def output_writes(
     pixels, owners = _with_copies(target, site, detectors) if robust else _as_they_are(target, detectors)
     name = f"{reader.module}.weight"
     layer = stained.model.get_submodule(reader.module)
-    axis = 0 if isinstance(layer, nn.ConvTranspose2d) else 1
+    axis = input_axis(layer)
     inputs = [i for d in detectors for i in reader.inputs(d.channel)]
     detects = stained.normalises
     evidence = ClassEvidence(stained, pixels) if detects else None

@@ -9,6 +9,7 @@ from torch.nn.utils import prune
 
 from stainlock.attacks.attack import Attack, Attacked, Strength, Subject, number
 from stainlock.attacks.changes import corollary, edited, weighted_layers
+from stainlock.numerics import input_axis
 
 SHARES: tuple[Strength, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -31,8 +32,8 @@ def _structured(subject: Subject, strength: Strength) -> Attacked:
     def change(model: nn.Module) -> None:
         for _, layer in weighted_layers(model)[:-1]:
             method: Any = prune
-            axis = 1 if isinstance(layer, nn.ConvTranspose2d) else 0
-            pruned = method.ln_structured(layer, "weight", amount=number(strength), n=1, dim=axis)
+            outputs = 1 - input_axis(layer)
+            pruned = method.ln_structured(layer, "weight", amount=number(strength), n=1, dim=outputs)
             method.remove(pruned, "weight")
 
     pruned = edited(subject.target, change)

@@ -19,6 +19,7 @@ from stainlock.attacks.attack import Attack, Attacked, NotApplicable, Strength, 
 from stainlock.network.graph import Passed, Reader
 from stainlock.network.network import Site, analyse
 from stainlock.network.norms import PER_CHANNEL
+from stainlock.numerics import input_axis
 from stainlock.target import Target, evaluation_mode
 
 _TOLERANCE = 1e-3
@@ -95,7 +96,7 @@ def _columns(model: nn.Module, reader: Reader) -> Tensor:
     """A view of a reader's weights, input axis first; writing to it changes the layer."""
     layer: Any = model.get_submodule(reader.module)
     weight: Tensor = layer.weight.data
-    return weight if isinstance(layer, nn.ConvTranspose2d) else weight.transpose(0, 1)
+    return weight.transpose(0, input_axis(layer))
 
 
 def permute(model: nn.Module, site: Site, generator: torch.Generator) -> bool:
@@ -160,8 +161,7 @@ def widen(model: nn.Module, site: Site, generator: torch.Generator, share: float
         scattered = columns[model_of[::2]].repeat_interleave(2, 0)
         more = scattered * signs.view(-1, *(1,) * (columns.dim() - 1))
         reading: Any = model.get_submodule(reader.module)
-        turned = torch.cat([columns, more])
-        _resize(reading, "weight", turned if isinstance(reading, nn.ConvTranspose2d) else turned.transpose(0, 1))
+        _resize(reading, "weight", torch.cat([columns, more]).transpose(0, input_axis(reading)))
         _count(reading, {"in_channels": 2 * pairs, "in_features": 2 * pairs})
     return permute(model, replace(site, channels=site.channels + 2 * pairs), generator)
 
