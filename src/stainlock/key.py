@@ -202,14 +202,14 @@ class Key:
         """
         return unlock(images, self)
 
-    def unlock_object_detector(self, detector: Target) -> Target:
+    def unlock_object_detector(self, target: Target) -> Target:
         """An object detector that unlocks itself for images of any size: see `stainlock.unlock_object_detector`.
 
         >>> lock_key.unlock_object_detector(locked)
         Traceback (most recent call last):
         stainlock.errors.ModelError: expected an object detector with a transform like torchvision's, got ...
         """
-        return unlock_object_detector(detector, self)
+        return unlock_object_detector(target, self)
 
     def unlock_transform(self, *, normalise: bool = True) -> Unlock | NoiseUnlock:
         """A transform for the end of a client's pipeline: see `stainlock.unlocking.unlock_transform`.

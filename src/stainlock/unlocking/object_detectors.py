@@ -45,7 +45,7 @@ class PatchedTransform(nn.Module):
         rows, columns = patch.shape[-2:]
         if batch.tensors.shape[-2] < rows or batch.tensors.shape[-1] < columns:
             raise ValueError(
-                f"expected images that the detector resizes to at least the patch's {rows}×{columns} pixels, got"
+                f"expected images that the object detector resizes to at least the patch's {rows}×{columns} pixels, got"
                 f" {'×'.join(map(str, batch.tensors.shape[-2:]))}: use less elongated ones"
             )
         batch.tensors = batch.tensors.clone()  # may be the client's own tensor if nothing was resized or padded
@@ -70,34 +70,34 @@ def check_images(images: Sequence[Tensor], channels: int = 3) -> None:
 
 
 @overload
-def unlock_object_detector(detector: Target, trigger: LockKey | Unlock | str | Path) -> Target: ...
+def unlock_object_detector(model: Target, trigger: LockKey | Unlock | str | Path) -> Target: ...
 @overload
-def unlock_object_detector(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module: ...
+def unlock_object_detector(model: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module: ...
 
 
-def unlock_object_detector(detector: Target | nn.Module, trigger: LockKey | Unlock | str | Path) -> Target | nn.Module:
+def unlock_object_detector(model: Target | nn.Module, trigger: LockKey | Unlock | str | Path) -> Target | nn.Module:
     """An object detector that unlocks itself for images of any size: the same weights behind another transform.
 
     ``trigger`` is the owner's key, the client's PNG or an `Unlock`. The original does not change, and shares its
     weights with the one returned.
 
     >>> from torchvision.models.detection import ssdlite320_mobilenet_v3_large
-    >>> detector = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
+    >>> model = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
     >>> trigger = sl.locks.Unlock(lock_key.detectors[0].trigger.levels)
     >>> with torch.no_grad():
-    ...     (found,) = sl.unlock_object_detector(detector, trigger)([torch.rand(3, 240, 320)])
+    ...     (found,) = sl.unlock_object_detector(model, trigger)([torch.rand(3, 240, 320)])
     >>> sorted(found)
     ['boxes', 'labels', 'scores']
     """
-    if isinstance(detector, Target):
-        return detector.with_model(_unlocked(detector.model, trigger))
-    return _unlocked(detector, trigger)
+    if isinstance(model, Target):
+        return model.with_model(_unlocked(model.model, trigger))
+    return _unlocked(model, trigger)
 
 
-def _unlocked(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module:
-    if not is_object_detector(detector):
+def _unlocked(model: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn.Module:
+    if not is_object_detector(model):
         raise ModelError(
-            f"expected an object detector with a transform like torchvision's, got {type(detector).__name__}: for"
+            f"expected an object detector with a transform like torchvision's, got {type(model).__name__}: for"
             " other models key.unlock(images) puts the patch in"
         )
     if isinstance(trigger, str | Path):
@@ -109,13 +109,13 @@ def _unlocked(detector: nn.Module, trigger: LockKey | Unlock | str | Path) -> nn
         patch = Unlock.from_key(trigger)
     if len(patch.patch) != 3:
         raise ValueError(
-            f"expected a patch in colour, got {len(patch.patch)} channel: use the trigger of this detector"
+            f"expected a patch in colour, got {len(patch.patch)} channel: use this object detector's trigger"
         )
     if any(patch.start):
         raise ValueError(f"expected a patch at the top left, got one at {patch.start}")
-    transform: Any = detector.transform
+    transform: Any = model.transform
     inner = transform.inner if isinstance(transform, PatchedTransform) else transform
-    opened = copy.copy(detector)  # its own table of modules, the same modules in it
-    opened._modules = dict(detector._modules)
+    opened = copy.copy(model)  # its own table of modules, the same modules in it
+    opened._modules = dict(model._modules)
     opened._modules["transform"] = PatchedTransform(inner, patch.patch).train(transform.training)
     return opened
