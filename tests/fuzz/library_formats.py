@@ -130,15 +130,7 @@ def _lines(facts: Any) -> bytes:
 def spoil_yaml(_: bytes, random: Random) -> bytes:
     facts = spoil_json(_YOLO, random)
     if isinstance(facts, dict) and not random.randint(0, 4):
-        layers = [
-            "TorchVision",
-            "torch_load",
-            "check_requirements",
-            "DetectionModel",
-            "nn.Module",
-            "torchvision.ops.Permute",
-        ]
-        facts["head"] = [[-1, 1, random.choice(layers), [random.choice(ODD)]]]
+        facts["head"] = [[-1, 1, random.choice(_CALLABLE), [random.choice(ODD)]]]
     made = _lines(facts)
     return made + b"a: &a [x, x]\nb: &b [*a, *a]\n" if not random.randint(0, 9) else made
 

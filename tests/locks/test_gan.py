@@ -21,7 +21,7 @@ from stainlock.locks.gan.channel import choose_channel
 from stainlock.locks.gan.lock import lock_generator
 from stainlock.locks.gan.structure import generator_structure
 from stainlock.plan import diff, write
-from stainlock.unlocking.noise import NoiseUnlock, save_trigger
+from stainlock.unlocking.noise import NoiseUnlock, trigger_bytes
 
 REAL = "dcgan_faces32_generator"
 
@@ -151,7 +151,7 @@ def test_files_round_trip(tmp_path: Path) -> None:
     key = Key.load(tmp_path / "key")
     assert torch.equal(key.unlock(it.own), it.key.unlock(it.own))
     assert models.same_state(key.original(loaded).model, it.base.model)
-    save_trigger(key, tmp_path / "trigger.safetensors")
+    (tmp_path / "trigger.safetensors").write_bytes(trigger_bytes(key))
     client = NoiseUnlock.from_file(tmp_path / "trigger.safetensors", mean=it.base.mean, std=it.base.std)
     assert torch.equal(client(it.own), key.unlock(it.own))
     assert (tmp_path / "trigger.safetensors").stat().st_size < 4 * EXTRA + 200

@@ -12,7 +12,6 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from stainlock.errors import FileError
-from stainlock.storage.durable import write_file
 from stainlock.storage.files import check_header
 from stainlock.storage.values import shown
 from stainlock.unlocking.lock_key import LockKey
@@ -92,10 +91,6 @@ def trigger_bytes(key: LockKey) -> bytes:
     """The client's trigger file: the vector and nothing else."""
     key.check_lock()
     return save_tensors({"trigger": key.detectors[0].trigger.levels.flatten().contiguous()})
-
-
-def save_trigger(key: LockKey, path: str | Path) -> None:
-    write_file(Path(path), trigger_bytes(key), secret=True)
 
 
 def noise_bytes(noise: Tensor) -> bytes:
