@@ -50,7 +50,7 @@ class Target:
       name or the only tensor.
     - ``reference``: how to build the architecture again.
     - ``insertions``: what locks have inserted into the model since.
-    - ``known_from``: where the pixel conventions come from, for reports.
+    - ``known_from``: where the pixel conventions come from, for reports. ``guessed``: which of them are guesses.
 
     >>> target = sl.Target(model, input_shape=(3, 32, 32), mean=(0.5,), std=(0.25,))
     >>> target.predict(torch.rand(2, 3, 32, 32)).shape
@@ -69,6 +69,7 @@ class Target:
     normalises: bool = False
     output: str = ""
     known_from: str = "given"
+    guessed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):

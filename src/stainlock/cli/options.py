@@ -306,15 +306,15 @@ def conventions_facts(target: Target) -> dict[str, Any]:
 
 
 def conventions_lines(target: Target) -> list[str]:
-    from stainlock.models.conventions import SIZE_GUESSED, is_guessed
+    from stainlock.models.conventions import SIZE_ALONE
 
     shape = "×".join(map(str, target.input_shape))
     mean, std = (", ".join(f"{v:g}" for v in values) for values in (target.mean, target.std))
     low, high = target.bounds
     told = "normalised by the model itself" if target.normalises else f"mean {mean}, std {std}"
     lines = [f"input: {shape}, pixels from {low:g} to {high:g}, {told} ({target.known_from})"]
-    if is_guessed(target):
-        size_alone = target.known_from.endswith(SIZE_GUESSED)
+    if target.guessed:
+        size_alone = target.guessed == SIZE_ALONE
         what = "the size of this model's images" if size_alone else "how this model takes images"
         options = "--input-size" if size_alone else "--input-size, --mean, --std and --bounds"
         lines.append(

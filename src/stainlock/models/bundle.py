@@ -193,7 +193,11 @@ class Bundle:
         built.model.eval()
         try:
             return replace(
-                built, **self.conventions, reference=built.reference or self.reference, known_from="the bundle"
+                built,
+                **self.conventions,
+                reference=built.reference or self.reference,
+                known_from="the bundle",
+                guessed=frozenset(),
             )
         except ValueError as error:
             raise FileError(f"{self.path / MANIFEST} is damaged: {error}") from error

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from stainlock.target import IMAGENET_MEAN, IMAGENET_STD, Target
 
 GUESSED = "guessed"
-SIZE_GUESSED = "; the size is guessed"
+CONVENTIONS = frozenset({"input_shape", "mean", "std", "bounds"})
+SIZE_ALONE = frozenset({"input_shape"})
+_SIZE_GUESSED = "; the size is guessed"
 _SIDE = 224
 _IN_BYTES = 2.0  # a larger mean is for pixels from 0 to 255
 
@@ -32,16 +34,12 @@ def target_of(model: nn.Module) -> Target:
     if inside is not None:
         subtracted, where = inside
         bounds = (0.0, 255.0) if float(subtracted.max()) > _IN_BYTES else (0.0, 1.0)
-        size = "; its config has the size" if from_config else SIZE_GUESSED
+        size = "; its config has the size" if from_config else _SIZE_GUESSED
         source = f"the model normalises pixels itself, by {where}{size}"
-        return Target(model, shape, (0.0,), (1.0,), bounds, known_from=source)
-    if shape[0] == 3:
-        return Target(model, shape, IMAGENET_MEAN, IMAGENET_STD, known_from=GUESSED)
-    return Target(model, shape, (0.0,), (1.0,), known_from=GUESSED)
-
-
-def is_guessed(target: Target) -> bool:
-    return GUESSED in target.known_from
+        guessed = frozenset[str]() if from_config else SIZE_ALONE
+        return Target(model, shape, (0.0,), (1.0,), bounds, known_from=source, guessed=guessed)
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if shape[0] == 3 else ((0.0,), (1.0,))
+    return Target(model, shape, mean, std, known_from=GUESSED, guessed=CONVENTIONS)
 
 
 def with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
@@ -53,9 +51,12 @@ def with_pixels(target: Target, given: Mapping[str, Any]) -> Target:
         raise ValueError(f"expected a lower and an upper bound, got {len(chosen['bounds'])} numbers")
     if "input_shape" in chosen and len(chosen["input_shape"]) == 2:
         chosen["input_shape"] = (target.input_shape[0], *chosen["input_shape"])
-    rest = target.known_from.removesuffix(SIZE_GUESSED) if "input_shape" in chosen else target.known_from
+    rest = target.known_from.removesuffix(_SIZE_GUESSED) if "input_shape" in chosen else target.known_from
     whole = {"input_shape", "mean", "std"} <= set(chosen)
-    return replace(target, **chosen, known_from="given" if whole else f"given in part; the rest: {rest}")
+    if whole:
+        return replace(target, **chosen, known_from="given", guessed=frozenset())
+    left = target.guessed - chosen.keys()
+    return replace(target, **chosen, known_from=f"given in part; the rest: {rest}", guessed=left)
 
 
 def _side(model: nn.Module) -> tuple[tuple[int, int], bool]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
-from stainlock.models.conventions import GUESSED
+from stainlock.models.conventions import CONVENTIONS, GUESSED, SIZE_ALONE
 from stainlock.models.onnx_import.building import Builder
 from stainlock.models.onnx_import.graph import Graph, read_graph, told
 from stainlock.models.onnx_import.network import OnnxNetwork, Source
@@ -47,7 +47,10 @@ def onnx_target(path: str | Path, input_shape: tuple[int, ...] | None = None) ->
     _compare(graph, model, shape)
     colour = len(shape) == 3 and shape[0] == 3
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if colour else ((0.0,), (1.0,))
-    return Target(model, shape, mean, std, reference=str(path), known_from=f"the file has the size; the rest {GUESSED}")
+    return Target(
+        model, shape, mean, std, reference=str(path), known_from=f"the file has the size; the rest {GUESSED}",
+        guessed=CONVENTIONS - SIZE_ALONE,
+    )  # fmt: skip
 
 
 def _build(graph: Graph, known: Known, *, last: bool = False) -> OnnxNetwork:
