@@ -10,11 +10,11 @@ import dataclasses
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -246,13 +246,15 @@ class Target:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside `DataParallel` and `torch.compile` wrappers, which have no weights of their own."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
-            model = inner
-        else:
-            return model
+    while (inner := module_in(model)) is not None:
+        model = inner
+    return model
+
+
+def module_in(wrapper: nn.Module) -> nn.Module | None:
+    """The module that a `DataParallel` or `torch.compile` wrapper is around; None for other modules."""
+    parallel = isinstance(wrapper, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    return wrapper._modules.get("module" if parallel else "_orig_mod")  # the latter is torch.compile's
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
@@ -325,17 +327,26 @@ def running_on(target: Target) -> Iterator[None]:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every module in eval mode inside, and restore each module's own mode afterwards.
 
-    PyTorch's fused transformer kernels are off inside, because they bypass the modules that features are read from.
+    PyTorch's fused transformer kernels are off inside, because they bypass the modules that features are read from;
+    and submodules under `torch.compile` run as they are, since each copy would be compiled again.
     """
     modes = [(module, module.training) for module in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         _set_modes((module, False) for module, _ in modes)
-        yield
+        with _uncompiled(module for module, _ in modes):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         _set_modes(modes)
+
+
+def _uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[Any]:
+    """Run compiled modules as they are inside; torch before 2.6 can't be told to."""
+    stance: Any = getattr(torch.compiler, "set_stance", lambda _: nullcontext())
+    compiled = any("_orig_mod" in module._modules for module in modules)
+    return cast("AbstractContextManager[Any]", stance("force_eager")) if compiled else nullcontext()
 
 
 def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
@@ -388,7 +399,7 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     plain = [part for part in parts if type(part) in kinds]
     memo |= {id(part): type(part).__new__(type(part)) for part in plain}
     try:
-        for part in plain:
+        for part in reversed(plain):  # inner ones first: a wrapper may look into its module when it is copied
             vars(memo[id(part)]).update({name: _copied_value(value, memo) for name, value in vars(part).items()})
         result: nn.Module = copy.deepcopy(module, memo)
         return result
@@ -435,24 +446,35 @@ def entries_in(output: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def tensors_in(output: Any) -> list[Tensor]:
-    """All tensors in a model's output, however they are nested."""
-    if isinstance(output, Tensor):
+def tensors_in(output: Any, kind: type[Any] = Tensor) -> list[Any]:
+    """All tensors in a model's output, however they are nested; in a graph's output they are of another ``kind``."""
+    if isinstance(output, kind):
         return [output]
-    return [tensor for _, value in entries_in(output) for tensor in tensors_in(value)]
+    return [tensor for _, value in entries_in(output) for tensor in tensors_in(value, kind)]
 
 
-def logits_in(output: Any) -> Any:
+def logits_in(output: Any, kind: type[Any] = Tensor) -> Any:
     """The logits of a model's output: the output itself, its entry of that name (or ``out``), or its only tensor.
 
     Other outputs are returned as they are.
     """
     entries = dict(entries_in(output))
     for name in ("logits", "out"):
-        if isinstance(entries.get(name), Tensor):
+        if isinstance(entries.get(name), kind):
             return entries[name]
-    found = tensors_in(output)
+    found = tensors_in(output, kind)
     return found[0] if len(found) == 1 else output
+
+
+def values_to_compare(output: Any) -> list[Tensor]:
+    """The tensors of a model's output that are compared between two models, in float64."""
+    found = [t.double() for t in tensors_in(output) if t.is_floating_point() and t.dim()]
+    if not found:
+        raise ModelError(
+            f"the model's output is a {type(output).__name__} without a tensor of real numbers, so it can't be told"
+            " whether a lock works: return a tensor, or a dictionary, tuple or dataclass that holds one"
+        )
+    return found
 
 
 # --- regions of the input ---------------------------------------------------------------------------------------------

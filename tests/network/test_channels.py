@@ -343,6 +343,33 @@ def test_preprocessing_inside_a_module_is_no_obstacle() -> None:
     assert (sites["a"].patch, sites["b"].patch) == ((3, 3), (5, 5))
 
 
+@pytest.mark.parametrize(
+    "before",
+    [lambda x: x.float() / 255, lambda x: x.to(torch.float32) * 2 - 1, lambda x: x[:, [2, 1, 0]],
+     lambda x: x[..., [2, 1, 0], :, :], lambda x: x.index_select(1, torch.tensor([2, 1, 0])),
+     lambda x: torch.cat([x[:, 2:], x[:, 1:2], x[:, :1]], 1)],
+    ids=["bytes", "symmetric", "BGR", "BGR by ellipsis", "BGR by index_select", "BGR by slices"],
+)  # fmt: skip
+def test_scaling_and_exchanged_colours_do_not_mix_positions(before: Callable[[Tensor], Tensor]) -> None:
+    class Scaled(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(before(x))))
+
+    sites = analyse(Target(Scaled().eval(), (3, 16, 16), mean=(0,), std=(1,))).sites
+    assert (sites["a"].patch, sites["b"].patch) == ((3, 3), (5, 5))
+
+
+@pytest.mark.parametrize(
+    "mixed", [lambda x: x[:, :, [5, 4, 3, 2, 1, 0]], lambda x: x[..., 1:], lambda x: x.to(torch.int32) / 2]
+)
+def test_other_indices_and_rounding_are_not_taken_for_it(mixed: Callable[[Tensor], Tensor]) -> None:
+    class Mixed(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(mixed(x))))
+
+    assert analyse(Target(Mixed().eval(), (3, 16, 16), mean=(0,), std=(1,))).sites["a"].field is None
+
+
 def test_chunks_depend_on_the_image() -> None:
     """An operation that returns several tensors has no single shape, but its outputs depend on the image."""
     piece = PIECES["split"]()

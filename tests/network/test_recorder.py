@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import models
 import pytest
@@ -173,6 +173,83 @@ def test_wrappers_are_taken_off() -> None:
     model = models.seeded(Plain)
     for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
         assert Target(wrapped, (3, 16, 16)).model is model  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["distributed", "compiled"])
+def test_wrappers_inside_a_model_are_looked_into(kind: str) -> None:
+    """Nothing is compiled for an analysis, nor any copy."""
+
+    def compiler(*given: Any) -> Any:
+        raise AssertionError("compiled")
+
+    def wrapped(inner: nn.Module) -> Any:
+        return nn.DataParallel(inner) if kind == "distributed" else torch.compile(inner, backend=compiler)
+
+    bare, model = models.seeded(Plain), models.seeded(Plain)
+    model.block = wrapped(model.block)
+    model.head = wrapped(model.head)
+    (part,) = trace(model)
+    assert part.runs
+    sites = analyse(Target(model, (3, 16, 16), **models.UNIT)).sites
+    others = analyse(Target(bare, (3, 16, 16), **models.UNIT)).sites
+    assert [name.replace(".module", "").replace("._orig_mod", "") for name in sites] == list(others)
+    assert [site.patch for site in sites.values()] == [site.patch for site in others.values()]
+    marked, key = stain(Target(model, (3, 16, 16), **models.UNIT), seed=1)
+    assert verify(marked, key).stained
+    for form in ("keyed", "internal"):
+        locked, key = lock(Target(model, (3, 16, 16), **models.UNIT), kind=form, seed=0)
+        assert [type(m) for m in locked.model.modules()].count(type(model.block)) == 2
+
+
+class Named(Plain):
+    """Logits beside other numbers, which do not depend on the signal."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        logits, mean = super().forward(x), x.mean((2, 3))
+        match self.form:
+            case "dataclass":
+                return Output(logits, mean)
+            case "dictionary":
+                return {"heads": {"classes": logits}, "mean": mean}
+            case "named tuple":
+                return Pair(logits, mean)
+        return mean, logits
+
+
+class Pair(NamedTuple):
+    classes: Tensor
+    mean: Tensor
+
+
+@pytest.mark.parametrize(
+    ("form", "output"),
+    [("dataclass", ""), ("dictionary", "heads.classes"), ("named tuple", "classes"), ("tuple", "1")],
+)
+def test_logits_are_found_in_the_outputs_of_a_graph(form: str, output: str) -> None:
+    model = Target(models.seeded(lambda: Named(form)), (3, 16, 16), **models.UNIT, output=output)
+    assert analyse(model).is_whole
+    assert analyse(model).logits.target == "head"
+    locked, key = lock(model, kind="internal", seed=0, steps=8, restarts=2)
+    images = torch.rand(2, 3, 16, 16)
+    opened, edited = (m(key.unlock(images)) for m in (locked, key.edited(locked)))
+    if form == "dataclass":
+        opened, edited = opened.logits, edited.logits
+    assert torch.allclose(opened, edited, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["keyed", "squeeze-excite"])
+def test_a_model_whose_output_is_no_tensor_is_told(kind: str) -> None:
+    class Silent(Plain):
+        def forward(self, x: Tensor) -> Any:
+            super().forward(x)
+            return "a label"
+
+    with pytest.raises(ModelError, match=r"output is a str .*return a tensor"):
+        lock(target(Silent), kind=kind, seed=0)
 
 
 def test_a_forward_without_gradients_is_searched_with_them() -> None:

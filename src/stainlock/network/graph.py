@@ -51,7 +51,7 @@ from stainlock.network.ops import (
     op_of,
 )
 from stainlock.network.recorder import DependsOnValues, Recorder
-from stainlock.target import Target, copied
+from stainlock.target import Target, copied, module_in
 
 # --- tracing ----------------------------------------------------------------------------------------------------------
 
@@ -61,10 +61,10 @@ Shapes = dict[fx.Node, tuple[int, ...]]
 
 
 class Tracer(fx.Tracer):
-    """`fx.Tracer` that keeps layers whole even when a package subclasses them."""
+    """`fx.Tracer` that keeps layers whole even when a package subclasses them, and looks into wrappers."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _is_layer(m) or super().is_leaf_module(m, module_qualified_name)
+        return _is_layer(m) or (module_in(m) is None and super().is_leaf_module(m, module_qualified_name))
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -206,8 +206,29 @@ def _traced_parts(module: nn.Module, name: str, error: Exception) -> list[Traced
 
 
 def _sharing_tensors(module: nn.Module) -> nn.Module:
-    """A copy of a module's structure and attributes around the same parameters and buffers."""
-    return copied(module, [*module.parameters(), *module.buffers()])
+    """A copy of a module's structure and attributes around the same parameters and buffers.
+
+    Wrappers inside, which distribute or compile, only call the module that they hold.
+    """
+    return _seen_through(copied(module, [*module.parameters(), *module.buffers()]))
+
+
+class _Caller(nn.Module):
+    """Calls the module in a wrapper, under the same name."""
+
+    def __init__(self, wrapper: nn.Module) -> None:
+        super().__init__()
+        self._modules.update(wrapper._modules)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        (inner,) = self.children()
+        return inner(*args, **kwargs)
+
+
+def _seen_through(module: nn.Module) -> nn.Module:
+    for name, child in module.named_children():
+        module._modules[name] = _seen_through(child)
+    return module if module_in(module) is None else _Caller(module)
 
 
 def tracing_problem(module: nn.Module) -> str | None:

@@ -13,6 +13,7 @@ flip a channel's sign.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ from stainlock.network.ops import (
     repeats_positions,
 )
 from stainlock.numerics import has, raw
-from stainlock.target import Target, check_editable, check_target, evaluation_mode, running_on
+from stainlock.target import Target, check_editable, check_target, evaluation_mode, logits_in, running_on
 
 _shared: ContextVar[dict[Any, Network] | None] = ContextVar("analyses", default=None)
 
@@ -211,12 +212,23 @@ class Network:
     @cached_property
     def _last(self) -> fx.Node | None:
         (output,) = [n for n in self.part.graph.nodes if n.op == "output"]
-        node: Any = output.args[0]
+        node: Any = self._logits_in(output.args[0])
         while isinstance(node, fx.Node) and self.kind(node) is Kind.NOTHING:
             node = node.args[0]
         leaf = self.leaf(node) if isinstance(node, fx.Node) else None
         ends = isinstance(leaf, nn.Linear) and has(leaf, "bias") and len(self.shapes[node]) == 2
         return node if ends and not self.target.part else None
+
+    def _logits_in(self, output: Any) -> Any:
+        """The node of the logits in what the graph returns: as for the model's own output, by name or the only one."""
+        made: Any = output.target if isinstance(output, fx.Node) else None
+        if dataclasses.is_dataclass(made):
+            output = output.kwargs
+        elif hasattr(made, "_fields"):  # a named tuple
+            output = dict(zip(made._fields, output.args, strict=False))
+        if self.target.output and not isinstance(output, fx.Node):
+            output = self.target.named_output(output)
+        return logits_in(output, fx.Node)
 
     def tap(self, node: fx.Node) -> tuple[int, int] | None:
         """The kernel element through which output position (0, 0) sees input position (0, 0); None if there is none."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from stainlock.gating.structure import Structure
-from stainlock.target import Target, evaluation_mode, probe_inputs, tensors_in
+from stainlock.target import Target, evaluation_mode, probe_inputs, values_to_compare
 from stainlock.unlocking.noise import NoiseUnlock
 from stainlock.unlocking.patch import Unlock
 
@@ -139,7 +139,7 @@ def answers(target: Target, pixels: Tensor, layers: Sequence[str] = ()) -> list[
     finally:
         for hook in hooks:
             hook.remove()
-    return [t.double() for t in (found or tensors_in(outputs)) if t.is_floating_point() and t.dim()]
+    return values_to_compare(found or outputs)
 
 
 def _some(given: Tensor) -> Tensor:
