@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -43,15 +43,15 @@ def read_base(
                 if other.target is not None and other.digest != base.digest}  # fmt: skip
     left, mixed_in = without_versions(align(dict(suspect.weights), ours).weights, ours, versions)
     reading = read(left, ours, layout)
-    missing = {name: _reason(name, why, suspect, ours) for name, why in reading.missing.items()}
+    missing = {
+        name: why if name in left or name not in suspect.weights else _unlike(suspect.weights[name], ours[name])
+        for name, why in reading.missing.items()
+    }
     return replace(reading, missing=missing), mixed_in
 
 
-def _reason(name: str, why: str, suspect: Suspect, ours: Mapping[str, Tensor]) -> str:
-    """Why a tensor could not be compared, in more detail if the suspect has one of the same name."""
-    theirs = suspect.weights.get(name)
-    if why != "not there" or theirs is None:
-        return why
-    if theirs.shape != ours[name].shape:
-        return f"shape {tuple(theirs.shape)} where the base has {tuple(ours[name].shape)}"
+def _unlike(theirs: Tensor, ours: Tensor) -> str:
+    """Why a tensor could not be compared that was not found by alignment, though there is one of its name."""
+    if theirs.shape != ours.shape:
+        return f"shape {tuple(theirs.shape)} where the base has {tuple(ours.shape)}"
     return "nothing like the base's"
