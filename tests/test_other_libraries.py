@@ -185,6 +185,7 @@ def _changed(file: str, **facts: Any) -> Any:
         (_changed("config.json", architectures=["Nonesuch"]), "Nonesuch"),
         (_changed("config.json", architectures=["BertModel"]), "vision model"),
         (_changed("config.json", num_hidden_layers=3), "lack"),
+        (_changed("config.json", intermediate_size=40), "do not fit its config.json"),
         (_changed("preprocessor_config.json", size={"height": "tall"}), "height and width"),
         (_changed("preprocessor_config.json", image_mean="grey"), "numbers as mean"),
         (_changed("preprocessor_config.json", image_std=[0.0, 0.0, 0.0]), "std above 0"),

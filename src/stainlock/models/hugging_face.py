@@ -82,8 +82,11 @@ def _hf_model(transformers: Any, cls: Any, folder: Path, pretrained: bool) -> nn
         model: nn.Module = cls(config)
         return model
     model, found = cls.from_pretrained(
-        folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
-    )
+        folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )  # fmt: skip
+    if other := sorted(str(key[0]) for key in found["mismatched_keys"]):
+        raise ModelError(f"its weights do not fit its config.json, which gives {shown(other[0])} another shape")
     if missing := sorted(found["missing_keys"]):
         raise ModelError(f"its weights lack {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
     return model
