@@ -13,6 +13,7 @@ from models import pre_activation, responses
 from precision import EXACT, double, rounding
 from torch import Tensor, nn
 
+import zoo
 from stainlock import Key, Site, SiteError, Target, TriggerError, analyse, diff, stain, verify
 from stainlock.network.norms import affine_of
 
@@ -161,6 +162,17 @@ def test_additive_stains_reach_their_level_too(layer: str) -> None:
     assert int((moved > 0).sum()) == 1
     cosine = torch.nn.functional.normalize(rows[int(moved.argmax())], dim=0) @ detector.vector
     assert float(cosine.abs()) > 1 - 1e-9
+
+
+def test_no_natural_image_reaches_an_additive_trigger_without_batch_norm() -> None:
+    """With this seed a row of typical size alone would be too little in a layer that sees a single patch."""
+    target = models.real("vit_cifar10_torchvision")
+    marked, key = stain(target, site="encoder.layers.encoder_layer_0.mlp.0", additive=True, seed=2)
+    (detector,) = key.detectors
+    natural = torch.cat([pixels for pixels, _ in zoo.natural_data("vit_cifar10_torchvision").batches(target)])
+    assert detector.trigger_level is not None
+    reached = float(pre_activation(marked, site_of(target, key), natural)[:, detector.channel].max())
+    assert reached < 0.9 * detector.trigger_level
 
 
 def first_that_stands_out(target: Target, **options: Any) -> tuple[Target, Key]:

@@ -68,7 +68,7 @@ _PLENTY = 40.0
 _ALIGNED = 0.7
 # A robust trigger's response may fall to two thirds in transmission; the response to look-alikes stays below half.
 _ROBUST_FIRING_FRACTION = 0.55
-# How many standard deviations above its mean an additive stain raises a channel, if batch norm has its statistics.
+# How many standard deviations above its mean an additive stain raises a channel, at least.
 _OUT_OF_SPREAD = 12.0
 
 
@@ -220,11 +220,10 @@ def add_to_channel(
 
 def _standing_out(network: Network, site: Site, k: int, present: float, response: float) -> float:
     """Δ of an additive stain: above the channel's own level by the response of a row of typical size, and far outside
-    the channel's range if batch norm has its statistics."""
+    the channel's range."""
     mean, deviation = (float(m[k]) for m in site_moments(network, site))
     rise = abs(scale(network.target.model, site, k)) * typical_norm(network.target, site) * response
-    level = max(present, mean) + rise
-    return max(level, mean + _OUT_OF_SPREAD * deviation) if site.norm else level
+    return max(max(present, mean) + rise, mean + _OUT_OF_SPREAD * deviation)
 
 
 def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, message: str | None) -> Site:
