@@ -254,7 +254,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def module_in(wrapper: nn.Module) -> nn.Module | None:
     """The module that a `DataParallel` or `torch.compile` wrapper is around; None for other modules."""
     parallel = isinstance(wrapper, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    return wrapper._modules.get("module" if parallel else "_orig_mod")  # the latter is torch.compile's
+    children = dict(wrapper.named_children())  # TorchScript's _modules is no dictionary
+    return children.get("module" if parallel else "_orig_mod")  # the latter is torch.compile's
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
