@@ -90,7 +90,8 @@ def _chance(verdict: Verdict) -> str:
 def _numbers(evidence: Evidence) -> str:
     verdict, facts = evidence.verdict, evidence.facts
     rows = {
-        "verdict": facts["verdict"], "p-value": _chance(verdict).removeprefix("= "), "log10 p": f"{verdict.log10_p_value:.1f}",
+        "verdict": facts["verdict"], "p-value": _chance(verdict).removeprefix("= "),
+        "log10 p": f"{verdict.log10_p_value:.1f}",
         "statistic": f"{verdict.statistic:.6g}", "method": verdict.method, "layer": verdict.layer,
         "channel": verdict.channel, "message": verdict.message,
         "largest natural response": verdict.largest_natural, "note": verdict.note or None,

@@ -35,7 +35,7 @@ from stainlock.network.graph import Passed, Reader
 from stainlock.network.network import Network, Reached, Site
 from stainlock.network.norms import affine_of, expecting_less, is_batch_norm
 from stainlock.network.ops import Activation, through_activation
-from stainlock.numerics import exact, has
+from stainlock.numerics import exact, has, input_axis
 from stainlock.plan import Write, write, write_values
 from stainlock.stains import schemas
 from stainlock.target import evaluation_mode, probe_inputs
@@ -155,10 +155,7 @@ _NEVER = 6.0  # standard deviations: a channel whose mean is this far below its 
 
 def l1_norms(network: Network, site: Site) -> Tensor:
     """The paper's choice: the ℓ1 norm of each channel's weights."""
-    weight = exact(site.layer(network.target.model), "weight")
-    if site.kind == "transposed":
-        weight = weight.transpose(0, 1)
-    return weight.flatten(1).abs().sum(1)
+    return _outputs_first(site.layer(network.target.model)).flatten(1).abs().sum(1)
 
 
 def outgoing_cost(
@@ -309,19 +306,18 @@ def _loss(
 
 def _columns(layer: nn.Module, reader: Reader, channel: int) -> Tensor:
     """The reader's weights for a channel, output channel first."""
-    weight = exact(layer, "weight")
-    if isinstance(layer, nn.ConvTranspose2d):
-        weight = weight.transpose(0, 1)
-    return weight[:, reader.inputs(channel)]
+    return _outputs_first(layer)[:, reader.inputs(channel)]
+
+
+def _outputs_first(layer: nn.Module) -> Tensor:
+    return exact(layer, "weight").transpose(0, 1 - input_axis(layer))
 
 
 def _column_energy(network: Network, site: Site, reader: Reader) -> Tensor:
     """Squared norm of the reader's weights for each channel, scaled by the reader's own batch norm if it has one."""
     model = network.target.model
     layer = model.get_submodule(reader.module)
-    weight = exact(layer, "weight")
-    if isinstance(layer, nn.ConvTranspose2d):
-        weight = weight.transpose(0, 1)
+    weight = _outputs_first(layer)
     norm = network.sites[reader.module].norm if reader.module in network.sites else None
     if norm is not None:
         weight = weight * affine_of(model.get_submodule(norm)).g.view(-1, *(1,) * (weight.dim() - 1))
