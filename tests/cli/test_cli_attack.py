@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from conftest import Run
 
+from stainlock.attacks.rows import Row
+from stainlock.cli.attack import _cells
+
 BASIC = ("attack", "stained", "--key", "owner.key", "--data", "photos")
 YOURS = ("--model", "small.py:model")
 
@@ -38,6 +41,11 @@ def test_rows_and_files(run: Run, work: Path) -> None:
     assert "fp16" in again.stdout
     assert "measured" not in again.stderr
     assert len(Path("res/rows.jsonl").read_text().splitlines()) == 3  # nothing was measured again
+
+
+def test_figures_are_printed_in_words() -> None:
+    row = Row("noise", 0.1, "paper", "stain", figures={"delta": 0.02, "bound_cap": 1e-7, "rank_in_original": 3.0})
+    assert _cells(row)[-1] == "change of the response 0.02, exact bound 1e-07, rank in original 3"
 
 
 def test_list(run: Run, work: Path) -> None:

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 MOST_IMAGES = 1000
 
+# How the figures of an attack's row are printed; JSON and CSV have their names.
+_FIGURES = {
+    "delta": "change of the response",
+    "bound": "bound on false positives",
+    "bound_cap": "exact bound",
+    "observed": "false positives seen",
+    "forger_log10_p": "log10 of the forger's p",
+    "of": "of rows",
+    "own": "rows of the lock",
+}
+
 
 @click.command("attack", cls=Verb)
 @click.argument("model", required=False)
@@ -182,7 +193,7 @@ def _cells(row: Row) -> list[str]:
 
     looked = {name: facts for name, facts in row.by.items() if facts["p_value"] is not None}
     chances = {name: f"{rounded(facts['p_value'], facts['log10_p_value'])} by {name}" for name, facts in looked.items()}
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in row.figures.items() if value is not None)
+    figures = ", ".join(f"{_words(name)} {value:.3g}" for name, value in row.figures.items() if value is not None)
     response = "" if row.trigger_response is None else f"{row.trigger_response:.2f}"
     needed = f"{row.seconds:.0f} s" + (f", {row.images} {row.needs}" if row.images else "")
     return [
@@ -190,6 +201,10 @@ def _cells(row: Row) -> list[str]:
         ", ".join(chances.values()), response, percent(row.performance), percent(row.unlocked),
         needed if row.applied else "", "; ".join(filter(None, (row.note, figures))),
     ]  # fmt: skip
+
+
+def _words(figure: str) -> str:
+    return _FIGURES.get(figure, figure.replace("_", " "))
 
 
 def _table(rows: list[Row]) -> Table:
