@@ -291,10 +291,11 @@ def test_an_eight_bit_file_stays_one(tmp_path: Path, rounded: bool) -> None:
     found = onnx_changes(path, tmp_path / "s.onnx")
     assert {change.parameter for change in found.changes} <= {"q", "qb", "m", "a"}
     assert (found.added, found.operations_added, found.operations_removed) == ([], {}, {})
-    if rounded:
-        assert (
-            main(["lock", str(path), "--out", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "l"), "--quiet"]) == 2
-        )
+    locked = ["lock", str(tmp_path / "s.onnx"), "--out", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "l")]
+    assert main([*locked, "--quiet"]) == 0
+    suspect = ["verify", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "k"), "--quiet"]
+    assert main([*suspect, "--lock-key", str(tmp_path / "l")]) == 0
+    assert main(suspect) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import stainlock as sl
 from stainlock.cli import main
 from stainlock.errors import ModelError
 from stainlock.exports.onnx_changes import onnx_changes
+from stainlock.models.onnx_import.graph import read_graph
 from stainlock.models.onnx_import.importing import onnx_target, run_file
 from stainlock.models.onnx_import.integers import _OPERATIONS, in_floats
 from stainlock.models.onnx_import.network import OnnxNetwork
@@ -170,17 +171,27 @@ def test_a_stained_file_keeps_its_integers(tmp_path: Path, form: str) -> None:
         assert found.operations_added == {"Add": 1, "Reshape": 1}
 
 
-def test_a_file_with_eight_bit_weights_alone_is_locked_in_floats(tmp_path: Path) -> None:
-    path = quantised(tmp_path, "dynamic")
-    status = main(["lock", str(path), "--out", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "k"), "--quiet"])
-    assert status == 0
-    assert not any("Integer" in n.op_type for n in onnx.load(str(tmp_path / "l.onnx")).graph.node)
-
-
-def test_a_file_with_eight_bit_maps_is_not_locked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = quantised(tmp_path, "static")
-    assert main(["lock", str(path), "--out", str(tmp_path / "l.onnx"), "--key", str(tmp_path / "k")]) == 2
-    assert "8-bit activations" in capsys.readouterr().err
+@pytest.mark.parametrize("form", QUANTISERS)
+def test_a_locked_file_keeps_its_steps(tmp_path: Path, form: str) -> None:
+    """Weights stay in 8 bits, and maps are rounded where they were; with the patch it computes what the original does,
+    up to sums that are rounded to the next step."""
+    path, out = quantised(tmp_path, form), tmp_path / "l.onnx"
+    assert main(["lock", str(path), "--out", str(out), "--key", str(tmp_path / "k"), "--seed", "0", "--quiet"]) == 0
+    model, base, key = onnx.load(str(out)), onnx_target(path), sl.Key.load(tmp_path / "k")
+    onnx.checker.check_model(model, full_check=True)
+    operations = [n.op_type for n in model.graph.node]
+    assert not any("Integer" in name or name.startswith("QLinear") for name in operations)
+    assert ("QuantizeLinear" in operations) == form.startswith("static")
+    kinds = {t.name: onnx.numpy_helper.to_array(t).dtype for t in model.graph.initializer}
+    assert sum(kind == np.int8 for name, kind in kinds.items() if name.endswith("_quantized")) >= 2
+    assert out.stat().st_size < 1.5 * path.stat().st_size + 100_000  # the reader and the key schedule
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    patched, plain = key.unlock(images), base.normalise(images)
+    graphs = [read_graph(file) for file in (path, out)]
+    original, opened = (torch.from_numpy(run_file(graph, patched)[0]) for graph in graphs)
+    untouched, locked = (torch.from_numpy(run_file(graph, plain)[0]) for graph in graphs)
+    assert float((opened - original).abs().max()) <= 0.05 * float(original.abs().max())
+    assert float((locked - untouched).abs().max()) > 0.2 * float(untouched.std())
 
 
 REFUSED: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {

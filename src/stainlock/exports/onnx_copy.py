@@ -37,8 +37,7 @@ def write_onnx_copy(target: Target, path: Path) -> float:
     if not isinstance(network, OnnxNetwork) or network.source is None:
         raise ModelError("expected a model that came from an ONNX file: use `export` to write others as ONNX")
     if target.insertions:
-        check_lockable(target)
-        return write_onnx_locked(target, network.source.graph, path, last=network.channels_last)
+        return write_onnx_locked(target, network, network.source, path)
     onnx: Any = importlib.import_module("onnx")
     model = onnx.ModelProto()
     model.CopyFrom(network.source.graph.file)
@@ -54,14 +53,6 @@ def write_onnx_copy(target: Target, path: Path) -> float:
         raise ModelError(f"the edited file is not valid ONNX ({one_line(error)}): it was not kept") from error
     path.chmod(0o644)  # to be shipped, not a secret
     return _difference(target, network, path)
-
-
-def check_lockable(target: Target) -> None:
-    """Refuse early to lock a file with 8-bit activations: the locked file would hold them in floats again."""
-    network = target.model
-    if isinstance(network, OnnxNetwork) and network.source is not None and network.source.rounds:
-        raise ModelError(f"{network.source.graph.path} has 8-bit activations, and gates need floats: lock the float"
-                         " model, and quantise only layers after the last gate (docs/threat_model.md)")  # fmt: skip
 
 
 def _write_values(model: Any, network: OnnxNetwork, source: Source) -> None:

@@ -20,7 +20,7 @@ from stainlock.models.bundle import separate_tensors
 from stainlock.storage.weights import load_state, one_line
 from stainlock.target import Target, evaluation_mode, probe_inputs
 
-_CLOSE = 1e-3  # largest allowed difference, relative to the largest output: other kernels sum in a different order
+CLOSE = 1e-3  # largest allowed difference, relative to the largest output: other kernels sum in a different order
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ class Exported:
     any_batch: bool
 
 
-def write_export(target: Target, path: Path, kind: str, examples: Tensor | None = None) -> Exported:
-    """Like `write_as`, but never as a copy of an ONNX file."""
+def write_export(
+    target: Target, path: Path, kind: str, examples: Tensor | None = None, *, close: float = CLOSE
+) -> Exported:
+    """Like `write_as`, but never as a copy of an ONNX file. Outputs may differ by ``close`` times the largest."""
     if examples is None:
         examples = target.normalise(probe_inputs(target, "exported"))
     if kind == "safetensors":
@@ -57,7 +59,7 @@ def write_export(target: Target, path: Path, kind: str, examples: Tensor | None 
         any_batch = _write_program(target, path, kind, examples)
         ran = run_onnx(path) if kind == "onnx" else run_program(path)
     path.chmod(0o644)  # to be shipped, not a secret
-    return Exported(kind, _difference(target, ran, examples, any_batch), any_batch)
+    return Exported(kind, _difference(target, ran, examples, any_batch, close), any_batch)
 
 
 def _write_program(target: Target, path: Path, kind: str, examples: Tensor) -> bool:
@@ -93,7 +95,9 @@ def _runner(target: Target) -> Callable[..., list[Tensor]]:
     return run
 
 
-def _difference(target: Target, ran: Callable[..., list[Tensor]], examples: Tensor, any_batch: bool) -> float:
+def _difference(
+    target: Target, ran: Callable[..., list[Tensor]], examples: Tensor, any_batch: bool, close: float
+) -> float:
     batches = [examples] if any_batch else list(examples.split(1))
     largest, size = 0.0, 0.0
     for batch in batches:
@@ -104,7 +108,7 @@ def _difference(target: Target, ran: Callable[..., list[Tensor]], examples: Tens
             if mine.numel():
                 largest = max(largest, float((mine.double() - theirs.double()).abs().max()))
                 size = max(size, float(mine.double().abs().max()))
-    if not largest <= _CLOSE * size:
+    if not largest <= close * size:
         raise ModelError(
             f"the exported file's outputs differ from the model's by up to {largest:.2g} (the largest output is"
             f" {size:.2g}): it was not kept"
