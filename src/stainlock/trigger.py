@@ -113,58 +113,9 @@ def find_triggers(
     """
     if steps < 2 or restarts < 1:
         raise ValueError(f"expected steps ≥ 2 and restarts ≥ 1, got {steps} and {restarts}")
-    if reduction == "position":
-        place = default_position(site) if position is None else checked_position(site, position)
-        with evaluation_mode(target.model):
-            crop = (window_for(target, site, place) if window else None) or (
-                Crop(whole_input(target), place) if robust and site.near else crop_for(target, site, place)
-            )
-        region = searched_region(target, site, place, crop)
-    elif reduction in ("mean", "maximum"):
-        if position is not None:
-            raise ValueError(f"expected no position with reduction {reduction!r}, got {position}")
-        region = whole_input(target)
-        crop = Crop(region, ())
-    else:
-        raise ValueError(f"expected reduction 'position', 'mean' or 'maximum', got {reduction!r}")
-
-    held = crop
-
-    def own_maps(pixels: Tensor, own: Tensor) -> Tensor:
-        maps = respond(site, target, held.layer_input(target, site, pixels), own, group)
-        return maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # each image belongs to one detector
-
-    def read(mine: Tensor) -> Tensor:
-        if reduction == "position":
-            return at(mine, crop.position)
-        flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
-        return flat.mean(1) if reduction == "mean" else flat.amax(1)
-
-    def in_whole(pixels: Tensor, own: Tensor) -> Tensor:
-        """Responses of the whole network to patches on mid-grey; the gates computed here are held from then on."""
-        nonlocal held
-        patches = region.within(crop.region).cut(pixels.detach())
-        features, gates = _in_whole(target, site, region, patches)
-        held = replace(crop, gates=gates)
-        maps = respond(site, target, features, own, group).diagonal(dim1=0, dim2=1).movedim(-1, 0)
-        return at(maps, place).double().cpu()
-
+    place, crop, region = _part_to_search(target, site, reduction, position, window=window, robust=robust)
     expected = Robust(target, crop.region, generator, repels) if robust else None
-
-    def value(step: int | None, pixels: Tensor, own: Tensor) -> Tensor:
-        if step in refreshed:
-            in_whole(pixels, own)
-        if expected is None or step is None:
-            return read(own_maps(pixels, own))
-        return expected.value(step, pixels, partial(own_maps, own=own), read)
-
-    refreshed = set()
-    if crop.is_window:
-        refreshed = {steps // _HELD_FROM} if site.near else set()
-    elif crop.gates is not None:
-        refreshed = {steps * part // _REFRESHED for part in range(1, _REFRESHED)}
-    with evaluation_mode(target.model):
-        layout = _fastest_layout(target, site, crop)
+    search = _Search(target, site, group, reduction, place, crop, region, steps, expected)
     repeated = detectors.repeat_interleave(restarts, 0)
     area = max(1, torch.Size(crop.region.size).numel())
     batch = max(1, min(256, _PIXELS_A_BATCH // area))
@@ -174,10 +125,10 @@ def find_triggers(
         for done, own in enumerate(chunks):
             report = _within(progress, done, len(chunks))
             with _threads_for(area * len(own)):
-                best, response = _ascend(target, crop, own, value, steps, enough, generator, layout, report, robust)
+                best, response = search.ascend(own, enough, generator, report)
             if crop.gates is not None or crop.is_window:
-                inside, response = response, in_whole(target.from_bytes(best), own)
-                held = crop
+                inside, response = response, search.in_whole(target.from_bytes(best), own)
+                search.held = crop
                 if crop.is_window and bool((response < _LEFT * inside).any()):
                     return find_triggers(
                         target, site, detectors, generator=generator, group=group, position=position, steps=steps,
@@ -191,73 +142,144 @@ def find_triggers(
     return [Trigger(patch, region, float(value)) for patch, value in zip(patches, values.amax(1).tolist(), strict=True)]
 
 
-def _ascend(
-    target: Target,
-    crop: Crop,
-    detectors: Tensor,
-    value: Callable[[int | None, Tensor, Tensor], Tensor],
-    steps: int,
-    enough: float,
-    generator: torch.Generator,
-    layout: torch.memory_format,
-    progress: Progress | None,
-    robust: bool,
-) -> tuple[Tensor, Tensor]:
-    """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
-
-    The best of these rounded images is returned. A robust search returns the last one, since each of its steps measures
-    a different change and the values can't be compared.
-    """
-    if robust:
-        steps *= _ROBUST_STEPS
-    memory = _ROBUST_MOMENTUM if robust else _MOMENTUM
-    low, high = target.bounds
-    span = high - low
-    shape = (len(detectors), target.input_shape[0], *crop.region.size)
-    noise = torch.rand(shape, generator=generator, dtype=torch.float64).float()
-    pixels = (low + span * (0.4 + 0.2 * noise)).to(target.device).contiguous(memory_format=layout)
-    momentum = torch.zeros_like(pixels)
-    best = torch.full((len(detectors),), -torch.inf, dtype=torch.float64)
-    best_levels = torch.zeros(shape, dtype=torch.uint8)
-    last = steps
-    for step in range(steps + 1):
-        rounding = step >= last - last // 4
-        if rounding:
-            pixels = target.from_bytes(target.to_bytes(pixels))
-        pixels.requires_grad_(True)
-        values = value(None if step == last else step, pixels, detectors)
-        if rounding and (step == last or not robust):
-            current = values.detach().double().cpu()
-            better = current > best
-            best[better] = current[better]
-            best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]
-        if step == last:
-            break
-        if bool((values >= enough).all()):
-            last = min(last, step + _LAST_STEPS)
-        if not values.requires_grad:
-            raise TriggerError(
-                "no gradient passes through the model, which runs under torch.no_grad or uses other packages: remove"
-                " that from its forward, or use kind keyed, which needs no gradient"
+def _part_to_search(
+    target: Target, site: Site, reduction: Reduction, position: tuple[int, ...] | None, *, window: bool, robust: bool
+) -> tuple[tuple[int, ...], Crop, Region]:
+    """The position, the part of the input that is run, and the pixels that become the trigger."""
+    if reduction == "position":
+        place = default_position(site) if position is None else checked_position(site, position)
+        with evaluation_mode(target.model):
+            crop = (window_for(target, site, place) if window else None) or (
+                Crop(whole_input(target), place) if robust and site.near else crop_for(target, site, place)
             )
-        (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
-        if gradient is None:
-            raise TriggerError("the detector's response does not depend on the image: use another site")
-        size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
-        momentum = memory * momentum + gradient / size.clamp(min=1e-30)
-        rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (last - 1))
-        pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
-        # If nothing passes the activations on the path, start again from noise of full contrast. Not in a robust
-        # search, where the gradient is also zero if the look-alikes respond little enough.
-        dead = ~gradient.flatten(1).any(1)
-        if dead.any() and not rounding and not robust:
-            again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
-            pixels[dead] = (low + span * again).to(pixels)
-        if progress:
-            progress(steps if step + 1 == last else step + 1, steps)
-    if not torch.isfinite(best).all():
-        raise TriggerError("the detector's response is not finite: check the model's weights for NaN or Inf")
-    return best_levels, best
+        return place, crop, searched_region(target, site, place, crop)
+    if reduction not in ("mean", "maximum"):
+        raise ValueError(f"expected reduction 'position', 'mean' or 'maximum', got {reduction!r}")
+    if position is not None:
+        raise ValueError(f"expected no position with reduction {reduction!r}, got {position}")
+    everything = whole_input(target)
+    return (), Crop(everything, ()), everything
+
+
+class _Search:
+    """Sign ascent on the responses of one position, or of a site's whole map, each detector on its own image."""
+
+    def __init__(
+        self,
+        target: Target,
+        site: Site,
+        group: int,
+        reduction: Reduction,
+        place: tuple[int, ...],
+        crop: Crop,
+        region: Region,
+        steps: int,
+        expected: Robust | None,
+    ) -> None:
+        self.target, self.site, self.group, self.reduction = target, site, group, reduction
+        self.place, self.crop, self.region = place, crop, region
+        self.steps, self.expected = steps, expected
+        self.held = crop  # the crop with the gates that were computed last
+        self.refreshed: set[int] = set()  # the steps before which gates are computed anew
+        if crop.is_window:
+            self.refreshed = {steps // _HELD_FROM} if site.near else set()
+        elif crop.gates is not None:
+            self.refreshed = {steps * part // _REFRESHED for part in range(1, _REFRESHED)}
+        with evaluation_mode(target.model):
+            self.layout = _fastest_layout(target, site, crop)
+
+    def value(self, step: int | None, pixels: Tensor, own: Tensor) -> Tensor:
+        """The responses at a step, or (None) those of the final images."""
+        if step in self.refreshed:
+            self.in_whole(pixels, own)
+        if self.expected is None or step is None:
+            return self._read(self._own_maps(pixels, own))
+        return self.expected.value(step, pixels, partial(self._own_maps, own=own), self._read)
+
+    def in_whole(self, pixels: Tensor, own: Tensor) -> Tensor:
+        """Responses of the whole network to patches on mid-grey; the gates computed here are held from then on."""
+        patches = self.region.within(self.crop.region).cut(pixels.detach())
+        features, gates = _in_whole(self.target, self.site, self.region, patches)
+        self.held = replace(self.crop, gates=gates)
+        return at(self._of_each(features, own), self.place).double().cpu()
+
+    def _own_maps(self, pixels: Tensor, own: Tensor) -> Tensor:
+        return self._of_each(self.held.layer_input(self.target, self.site, pixels), own)
+
+    def _of_each(self, features: Tensor, own: Tensor) -> Tensor:
+        """Each detector's response to its own image."""
+        maps = respond(self.site, self.target, features, own, self.group)
+        return maps.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+
+    def _read(self, mine: Tensor) -> Tensor:
+        if self.reduction == "position":
+            return at(mine, self.crop.position)
+        flat = mine.flatten(1) if mine.dim() > 1 else mine[:, None]
+        return flat.mean(1) if self.reduction == "mean" else flat.amax(1)
+
+    def ascend(
+        self, detectors: Tensor, enough: float, generator: torch.Generator, progress: Progress | None
+    ) -> tuple[Tensor, Tensor]:
+        """Projected sign ascent; in the last quarter of the steps images are rounded to 8 bits.
+
+        The best of these rounded images is returned. A robust search returns the last one, since each of its steps
+        measures a different change and the values can't be compared.
+        """
+        target, robust = self.target, self.expected is not None
+        steps = self.steps * (_ROBUST_STEPS if robust else 1)
+        memory = _ROBUST_MOMENTUM if robust else _MOMENTUM
+        low, high = target.bounds
+        span = high - low
+        shape = (len(detectors), target.input_shape[0], *self.crop.region.size)
+        noise = torch.rand(shape, generator=generator, dtype=torch.float64).float()
+        pixels = (low + span * (0.4 + 0.2 * noise)).to(target.device).contiguous(memory_format=self.layout)
+        momentum = torch.zeros_like(pixels)
+        best = torch.full((len(detectors),), -torch.inf, dtype=torch.float64)
+        best_levels = torch.zeros(shape, dtype=torch.uint8)
+        last = steps
+        for step in range(steps + 1):
+            rounding = step >= last - last // 4
+            if rounding:
+                pixels = target.from_bytes(target.to_bytes(pixels))
+            pixels.requires_grad_(True)
+            values = self.value(None if step == last else step, pixels, detectors)
+            if rounding and (step == last or not robust):
+                current = values.detach().double().cpu()
+                better = current > best
+                best[better] = current[better]
+                best_levels[better] = target.to_bytes(pixels.detach()).cpu()[better]
+            if step == last:
+                break
+            if bool((values >= enough).all()):
+                last = min(last, step + _LAST_STEPS)
+            gradient = _gradient(values, pixels)
+            size = gradient.abs().flatten(1).mean(1).view(-1, *(1,) * (gradient.dim() - 1))
+            momentum = memory * momentum + gradient / size.clamp(min=1e-30)
+            rate = span * (_FIRST_STEP + (_LAST_STEP - _FIRST_STEP) * step / (last - 1))
+            pixels = (pixels.detach() + rate * momentum.sign()).clamp(low, high)
+            # If nothing passes the activations on the path, start again from noise of full contrast. Not in a robust
+            # search, where the gradient is also zero if the look-alikes respond little enough.
+            dead = ~gradient.flatten(1).any(1)
+            if dead.any() and not rounding and not robust:
+                again = torch.rand((int(dead.sum()), *shape[1:]), generator=generator, dtype=torch.float64)
+                pixels[dead] = (low + span * again).to(pixels)
+            if progress:
+                progress(steps if step + 1 == last else step + 1, steps)
+        if not torch.isfinite(best).all():
+            raise TriggerError("the detector's response is not finite: check the model's weights for NaN or Inf")
+        return best_levels, best
+
+
+def _gradient(values: Tensor, pixels: Tensor) -> Tensor:
+    if not values.requires_grad:
+        raise TriggerError(
+            "no gradient passes through the model, which runs under torch.no_grad or uses other packages: remove"
+            " that from its forward, or use kind keyed, which needs no gradient"
+        )
+    (gradient,) = torch.autograd.grad(values.sum(), pixels, allow_unused=True)
+    if gradient is None:
+        raise TriggerError("the detector's response does not depend on the image: use another site")
+    return gradient
 
 
 def _threads_for(pixels: int) -> AbstractContextManager[None]:
