@@ -241,6 +241,12 @@ def test_logits_are_found_in_the_outputs_of_a_graph(form: str, output: str) -> N
     assert torch.allclose(opened, edited, atol=1e-3)
 
 
+def test_a_name_that_the_output_does_not_have_is_refused() -> None:
+    model = Target(models.seeded(lambda: Named("dictionary")), (3, 16, 16), **models.UNIT, output="heads.logits")
+    with pytest.raises(ModelError, match=r"'heads.logits' in the model's output, which has classes"):
+        stain(model, seed=0)
+
+
 @pytest.mark.parametrize("kind", ["keyed", "squeeze-excite"])
 def test_a_model_whose_output_is_no_tensor_is_told(kind: str) -> None:
     class Silent(Plain):

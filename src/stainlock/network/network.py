@@ -92,8 +92,11 @@ def sharing_analysis() -> Iterator[None]:
 
 def _analysed(target: Target) -> Network:
     check_editable(target)
-    example = target.normalise(torch.full((1, *target.input_shape), sum(target.bounds) / 2))
+    grey = torch.full((1, *target.input_shape), sum(target.bounds) / 2)
+    example = target.normalise(grey)
     with evaluation_mode(target.model), torch.no_grad(), running_on(target):
+        if target.output:
+            target.predict(grey)  # refuses a name that the output does not have
         parts = trace(target.traced, target.part, (example, *(() if target.part else target.extra_inputs)))
         whole = len(parts) == 1 and parts[0].name == target.part
         sites = find_sites(target, parts, example, whole=whole)
