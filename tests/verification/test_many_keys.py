@@ -11,7 +11,7 @@ import models
 import pytest
 import torch
 
-from stainlock import Key, Target, save_bundle, stain, verify
+from stainlock import Key, Target, Verdict, save_bundle, stain, verify
 from stainlock.cli import main
 from stainlock.network import network
 from stainlock.verification import response
@@ -66,6 +66,35 @@ def test_responses_at_one_site_are_measured_once(
         assert verdict.log10_p_value == pytest.approx(min(0, other.log10_p_value + math.log10(3)), abs=1e-9)
     verify(stained, [keys[0], stain(stained, seed=4, site="0")[1]], method="response")
     assert len(runs) == 3, "another site has other rows"
+
+
+def test_what_the_weights_say_is_told_before_responses_are_computed(
+    marked: tuple[Target, Target, list[Key]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, stained, keys = marked
+    heard: list[tuple[Key, bool, float]] = []
+    steps: list[tuple[int, int]] = []
+
+    def told(key: Key, found: Verdict) -> None:
+        heard.append((key, found.stained, found.log10_p_value))
+
+    def progress(done: int, total: int) -> None:
+        assert len(heard) == 1
+        steps.append((done, total))
+
+    verify(stained, keys, told=told, progress=lambda done, total: None)
+    assert [key for key, _, _ in heard] == keys[:2], "the third key's stain is in the weights"
+    assert not any(found for _, found, _ in heard)
+    heard.clear()
+    verdict = verify(plain, keys[0], told=told, progress=progress)
+    assert heard[0][2] >= verdict.log10_p_value
+    assert [done for done, _ in steps] == sorted({done for done, _ in steps})
+    assert all(done < total for done, total in steps)
+    keys[0].save(tmp_path / "key")
+    code = "import models, stainlock\ndef net(): return stainlock.Target(models.TwoConvolutions(), (3, 16, 16))"
+    (tmp_path / "mine.py").write_text(code)
+    assert main(["verify", f"{tmp_path / 'mine.py'}:net", "--key", str(tmp_path / "key")]) == 1
+    assert "not found by weights (p = " in capsys.readouterr().err
 
 
 def test_rows_of_another_model_are_not_remembered(marked: tuple[Target, Target, list[Key]]) -> None:

@@ -161,11 +161,19 @@ def command(
                 reference = Reference.of(mine, key, decoys=0)
             how: dict[str, Any] = {"method": method, "build": found.build, "normalised": normalised,
                                    "lock_key": found.lock_key}  # fmt: skip
+            if method == "auto":
+                files = dict(zip(map(id, keys), key_files, strict=True))
+                how["told"] = lambda own, seen: report.remark(
+                    (f"{files[id(own)]}: " if len(keys) > 1 else "") + f"not found by weights ({chance(seen)}), now"
+                    " looking at responses"
+                )
             if len(keys) > 1:
-                verdicts = verify(loaded, keys, **how)
+                with report.progress("responses") as progress:
+                    verdicts = verify(loaded, keys, progress=progress, **how)
                 annotated = [found.annotated(own, method) for own in verdicts]
                 return _report_each(report, key_files, annotated, also_responses=method == "auto" and found.was_run)
-            verdict = verify(loaded, key, reference=reference, **how)
+            with report.progress("responses") as progress:
+                verdict = verify(loaded, key, reference=reference, progress=progress, **how)
             verdict = found.annotated(verdict, method)
             also_responses = method == "auto" and found.was_run
             if images is not None and isinstance(loaded, Target):

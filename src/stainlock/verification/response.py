@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from stainlock.stains.detector import Reading, present_levels
 from stainlock.stains.schemas import read_activation_message
 from stainlock.stains.secrets import check_secrets
 from stainlock.target import Target, evaluation_mode, synthetic_inputs
+from stainlock.trigger import Progress
 from stainlock.verification.reference import Reference
 from stainlock.verification.verdict import LOCKED, SIGNIFICANCE, Verdict, concluded
 from stainlock.verification.weights import best_row
@@ -59,12 +61,13 @@ def verify_response(
     reference: Reference | None = None,
     significance: float = SIGNIFICANCE,
     rows: RowsOf | None = None,
+    progress: Progress | None = None,
 ) -> Verdict:
     """By response: the best |cos| between the secret detector and a row that explains some channel's responses.
 
     With a ``reference``, our own model, rows are estimated on *its* features: the suspect's layer only needs the same
     name and grid of positions. Without one, on the suspect's own. ``rows`` is `rows_of`, or its cached version from
-    `remembered_rows`.
+    `remembered_rows`; ``progress`` is told about the batches that are run for them.
     """
     check_secrets(key)
     silent = Verdict(False, 1.0, 0.0, 0.0, "response")
@@ -77,7 +80,7 @@ def verify_response(
     if reference is not None and site.grid != reference.site.grid:
         return replace(silent, note=f"{key.site} has positions {site.grid}, the reference's {reference.site.grid}")
     group = (reference.site if reference else site).group_of(key.detectors[0].channel)
-    explaining = (rows or rows_of)(suspect, site, group, reference)
+    explaining = (rows or partial(rows_of, progress=progress))(suspect, site, group, reference)
     found = best_row([(site.name, explaining)], key, significance)
     channel = _channel_of(site, suspect, (found.channel or 0) % (len(explaining) // len(_RIDGES)))
     verdict = replace(found, method="response", channel=channel, layer=site.name)
@@ -95,19 +98,21 @@ def verify_response(
     return concluded(replace(verdict, message=reading.text), log_p, significance)
 
 
-def rows_of(suspect: Target, site: Site, group: int, reference: Reference | None) -> Tensor:
+def rows_of(
+    suspect: Target, site: Site, group: int, reference: Reference | None, *, progress: Progress | None = None
+) -> Tensor:
     """ŵ of every channel of the layer, for one λ after another; independent of the key's secrets."""
-    return explaining_rows(*_samples(suspect, site, group, reference))
+    return explaining_rows(*_samples(suspect, site, group, reference, progress))
 
 
-def remembered_rows() -> RowsOf:
+def remembered_rows(progress: Progress | None = None) -> RowsOf:
     """`rows_of` with a cache, so that several keys share the rows of the same layer of the same model."""
     known: dict[tuple[int, str, int, int], tuple[Target, Tensor]] = {}
 
     def rows(suspect: Target, site: Site, group: int, reference: Reference | None) -> Tensor:
         place = (id(suspect.model), site.name, group, id(reference))
         if place not in known:  # keeps the suspect, so that no other model can get its id
-            known[place] = suspect, rows_of(suspect, site, group, reference)
+            known[place] = suspect, rows_of(suspect, site, group, reference, progress=progress)
         return known[place][1]
 
     return rows
@@ -137,7 +142,9 @@ def _finite(values: Tensor) -> Tensor:
     return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _samples(suspect: Target, site: Site, group: int, reference: Reference | None) -> tuple[Tensor, Tensor]:
+def _samples(
+    suspect: Target, site: Site, group: int, reference: Reference | None, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
     """φ ``(M, d)`` and b ``(M, C)`` at positions of synthetic inputs that are the same for every key."""
     base, place = (reference.base, reference.site) if reference else (suspect, site)
     generator = torch.Generator().manual_seed(0)
@@ -147,7 +154,9 @@ def _samples(suspect: Target, site: Site, group: int, reference: Reference | Non
     images = synthetic_inputs(base, min(math.ceil(_SAMPLES / taken), most), generator)
     features, responses = [], []
     with torch.no_grad():
-        for pixels in images.split(_BATCH):
+        for done, pixels in enumerate(images.split(_BATCH)):
+            if progress is not None:
+                progress(done * _BATCH, len(images))
             places = torch.randperm(positions, generator=generator)[:taken]
             with evaluation_mode(base.model):
                 given = layer_input(base, place, pixels)

@@ -14,6 +14,7 @@ from stainlock.gating.structure import Structure
 from stainlock.key import Key
 from stainlock.network.network import sharing_analysis
 from stainlock.target import Target
+from stainlock.trigger import Progress
 from stainlock.verification.opening import opened_suspect
 from stainlock.verification.output import verify_output
 from stainlock.verification.reference import Reference
@@ -21,6 +22,7 @@ from stainlock.verification.response import RowsOf, largest_natural, remembered_
 from stainlock.verification.verdict import LOCKED, SIGNIFICANCE, Verdict, concluded, noted
 from stainlock.verification.weights import for_two_looks, verify_weights
 
+Told = Callable[[Key, Verdict], None]
 Method = Literal["auto", "weights", "response", "output"]
 Suspect = Target | nn.Module | Mapping[str, Tensor] | Callable[[Tensor], Any]
 
@@ -37,6 +39,8 @@ def verify(
     build: Callable[[], Target | None] | None = None,
     normalised: bool = False,
     lock_key: Key | None = None,
+    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Verdict: ...
 @overload
 def verify(suspect: Suspect, key: Sequence[Key], **options: Any) -> list[Verdict]: ...
@@ -56,6 +60,8 @@ def verify(suspect: Suspect, key: Key | Sequence[Key], **options: Any) -> Verdic
     - ``normalised``: callables and sessions get (pixels − mean)/std, not pixels within the model's bounds.
     - ``lock_key``: opens a lock that the suspect still has. Its gates are undone, or, if the suspect can only be
       queried, every image gets the lock's patch.
+    - ``told``: called with a key and what the weights say, before the responses are computed. ``progress`` is called
+      with the number of images that were run for these, and their total.
 
     >>> sl.verify(stained, key).stained, sl.verify(target, key, method="weights").stained
     (True, False)
@@ -70,6 +76,8 @@ def _verify_each(
     significance: float = SIGNIFICANCE,
     natural: Iterable[Tensor] | None = None,
     build: Callable[[], Target | None] | None = None,
+    told: Told | None = None,
+    progress: Progress | None = None,
     **options: Any,
 ) -> list[Verdict]:
     """One verdict per key. With n keys a false alarm is n times as likely, so p-values are multiplied by n."""
@@ -80,10 +88,13 @@ def _verify_each(
     if not 0 < significance < 1:
         raise ValueError(f"expected a significance within (0, 1), got {significance}")
     options |= {"natural": None if natural is None else list(natural), "build": None if build is None else cache(build)}
-    options["rows"] = remembered_rows()
+
+    def for_all(found: Verdict) -> Verdict:
+        return concluded(found, found.log10_p_value * math.log(10) + math.log(len(keys)), significance)
+
+    options |= {"told": told and (lambda key, found: told(key, for_all(found))), "rows": remembered_rows(progress)}
     with sharing_analysis():
-        found = [_verify_one(suspect, key, significance=significance / len(keys), **options) for key in keys]
-    return [concluded(v, v.log10_p_value * math.log(10) + math.log(len(keys)), significance) for v in found]
+        return [for_all(_verify_one(suspect, key, significance=significance / len(keys), **options)) for key in keys]
 
 
 def _verify_one(suspect: Suspect, key: Key, *, lock_key: Key | None = None, **options: Any) -> Verdict:
@@ -113,6 +124,8 @@ def _looked_for(
     normalised: bool = False,
     lock_key: Key | None = None,
     rows: RowsOf | None = None,
+    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Verdict:
     if method not in ("auto", "weights", "response", "output"):
         raise ValueError(f"expected method auto, weights, response or output, got {method!r}")
@@ -125,7 +138,7 @@ def _looked_for(
     if not isinstance(suspect, Target | nn.Module | Mapping):
         raise ValueError(f"expected a Target, nn.Module or state dict to verify by {method}, got a callable")
     target = _as_target(suspect, key)
-    looked = partial(verify_response, reference=reference, significance=significance, rows=rows)
+    looked = partial(verify_response, reference=reference, significance=significance, rows=rows, progress=progress)
     if method == "response":
         if target is None:
             raise ValueError("expected a model that can be run to verify by response, got a state dict")
@@ -143,6 +156,8 @@ def _looked_for(
         target = build()
     if target is None:
         return found
+    if told is not None:
+        told(key, found)
     by_response = looked(target, key, natural=natural)
     return min(found, for_two_looks(by_response, significance), key=lambda v: v.log10_p_value)
 
