@@ -35,10 +35,15 @@ if TYPE_CHECKING:
     from stainlock.verification import Verdict
     from stainlock.verification.verify import Suspect
 
-_LOOKED_AT = {
-    "weights": "a row of weights along the key's secret direction",
-    "response": "a channel that responds as the key's secret direction would",
-    "output": "the class that the key names for each trigger",
+_FOUND = {
+    "weights": "a row of weights lies along the key's secret direction",
+    "response": "a channel responds as the key's secret direction would",
+    "output": "the triggers get the classes that the key names",
+}
+_NOT_FOUND = {
+    "weights": "no row of weights lies along the key's secret direction",
+    "response": "no channel responds as the key's secret direction would",
+    "output": "the triggers do not get the classes that the key names",
 }
 _MEANING = {
     "weights": "a model made without the key has weights this close to its secret direction with at most that chance",
@@ -359,15 +364,14 @@ def _onnx_session(suspect: str) -> Any:
 
 
 def _sentence(verdict: Verdict, also_responses: bool) -> str:
-    found = _LOOKED_AT[verdict.method]
     if verdict.stained:
         known = verdict.layer and verdict.channel is not None
         where = f", in {verdict.layer} channel {verdict.channel}" if known else ""
-        return f"stained: {found} was found{where} ({chance(verdict)}, by {verdict.method})"
+        return f"stained: {_FOUND[verdict.method]}{where} ({chance(verdict)}, by {verdict.method})"
     if also_responses:
-        found = f"neither {_LOOKED_AT['weights']} nor {_LOOKED_AT['response']}"
-        return f"not stained: {found} was found ({chance(verdict)}, the smaller of both p-values)"
-    return f"not stained: {found} was looked for and not found ({chance(verdict)}, by {verdict.method})"
+        missing = f"{_NOT_FOUND['weights']}, and {_NOT_FOUND['response']}"
+        return f"not stained: {missing} ({chance(verdict)}, the smaller of both p-values)"
+    return f"not stained: {_NOT_FOUND[verdict.method]} ({chance(verdict)}, by {verdict.method})"
 
 
 def _remarks(verdict: Verdict) -> list[str]:
