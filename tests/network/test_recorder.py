@@ -161,6 +161,27 @@ def test_a_layer_that_standardises_its_weight_is_no_site() -> None:
     assert verify(marked, key, method="weights").stained
 
 
+class Standardised(nn.Conv2d):
+    """As in NFNets, whose last gain in each block is zero before training."""
+
+    def __init__(self, *sizes: int, gain: float) -> None:
+        super().__init__(*sizes)
+        self.gain = nn.Parameter(torch.full((self.out_channels, 1, 1, 1), gain))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.view(self.out_channels, -1)
+        weight = (weight - weight.mean(1, keepdim=True)) / weight.std(1, keepdim=True)
+        return nn.functional.conv2d(x, weight.view_as(self.weight) * self.gain, self.bias)
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0])
+def test_a_layer_that_standardises_its_weight_is_told_whatever_its_gain(gain: float) -> None:
+    layer = Standardised(3, 32, 3, gain=gain)
+    model = nn.Sequential(layer, nn.ReLU(), nn.Conv2d(32, 24, 3), nn.ReLU())
+    site = analyse(Target(model, (3, 16, 16), **models.UNIT)).sites["0"]
+    assert "changes its weight" in str(site.write_problem)
+
+
 def test_a_model_that_refuses_the_crop_is_searched_whole() -> None:
     """Patch embeddings assert the image's size."""
     pytest.importorskip("timm")

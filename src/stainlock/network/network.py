@@ -488,7 +488,8 @@ def _transformer_layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.
 
 
 def uses_weight_as_it_is(layer: nn.Module) -> bool:
-    """Whether twice the weight gives twice the output. It does not if a layer standardises its weight first."""
+    """Whether twice the weight gives twice the output. It does not if a layer standardises its weight first, which does
+    not show if it then multiplies by a gain that is still zero."""
     if type(layer) in _LAYERS:
         return True
     weight = raw(layer, "weight")
@@ -505,7 +506,8 @@ def uses_weight_as_it_is(layer: nn.Module) -> bool:
             once, twice = (functional_call(layer, {"weight": n * weight, **bias}, (features,)) for n in (1, 2))
     except Exception:  # the layer's own code, which may need more arguments
         return False
-    return bool(torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max())))
+    hidden = bool(weight.any()) and not bool(once.any())
+    return not hidden and torch.allclose(2 * once, twice, rtol=1e-2, atol=1e-2 * float(once.abs().max()))
 
 
 def _site(
