@@ -567,6 +567,37 @@ def test_a_site_whose_trigger_does_not_stand_out_is_refused() -> None:
         stain(target, site="conv", seed=0)
 
 
+class _TwoBranches(nn.Module):
+    """The layer with most inputs gets the same values for every image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead, self.alive = nn.Conv2d(3, 64, 3), nn.Conv2d(3, 16, 3)
+        self.first, self.second = nn.Conv2d(64, 32, 3), nn.Conv2d(16, 32, 3)
+        self.head = nn.Linear(64, 10)
+        nn.init.zeros_(self.dead.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = [self.first(self.dead(x).relu()).relu(), self.second(self.alive(x).relu()).relu()]
+        logits: Tensor = self.head(torch.cat(both, 1).mean((2, 3)))
+        return logits
+
+
+def test_another_site_is_tried_if_no_trigger_stands_out_at_the_chosen_one() -> None:
+    target = Target(models.seeded(_TwoBranches), (3, 32, 32), **models.UNIT)
+    with pytest.raises(TriggerError):
+        stain(target, site="first", seed=0)
+    marked, key = stain(target, seed=0)
+    assert key.site == "second"
+    assert verify(marked, key).stained
+    _, named = stain(target, site="second", seed=0)
+    assert torch.equal(named.detectors[0].vector, key.detectors[0].vector), "the seed is the same"
+    with torch.no_grad():
+        target.model.alive.weight.zero_()
+    with pytest.raises(TriggerError):
+        stain(target, seed=0)
+
+
 def test_weights_that_are_not_finite_are_refused() -> None:
     target = models.conv_net()
     with torch.no_grad():

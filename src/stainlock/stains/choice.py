@@ -23,7 +23,7 @@ or into the batch norms after them, so the cost is mainly the lost variance.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
@@ -62,13 +62,16 @@ _BUDGET = 3.0
 _FORWARD_AND_BACK, _OPS_AN_OUTPUT, _OPS_A_CALL = 3, 30, 2e6
 
 
-def choose_site(network: Network, *, additive: bool, channels: int = 1, dimension: int = 1) -> Site:
+def choose_site(
+    network: Network, *, additive: bool, channels: int = 1, dimension: int = 1, without: Collection[str] = ()
+) -> Site:
     """The site of lowest relative channel cost among those with a good dimension, a small patch and a short search.
 
     If no site has all three, a short search comes first, then the dimension, then the patch. ``channels`` and
-    ``dimension`` are the minimum that a message needs.
+    ``dimension`` are the minimum that a message needs, ``without`` the sites that were tried.
     """
-    usable = [s for s in network.sites.values() if (s.additive_problem if additive else s.problem) is None]
+    left = [s for s in network.sites.values() if s.name not in without]
+    usable = [s for s in left if (s.additive_problem if additive else s.problem) is None]
     roomy = [s for s in usable if s.channels >= channels and s.groups == 1 and s.kind != "transposed"]
     if channels > 1:  # a message in activations; if no layer is wide enough, the error names the widest one's capacity
         usable = roomy or sorted(usable, key=lambda s: s.channels)[-1:]

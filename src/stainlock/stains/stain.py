@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -66,6 +67,8 @@ _CLEAR, _SECOND_RESTARTS = 3.0, 4
 _PLENTY = 40.0
 # A trigger whose φ has at least this cosine with v needs no second search.
 _ALIGNED = 0.7
+# How many other sites are tried if no trigger stands out at the one that was chosen.
+_OTHER_SITES = 3
 # A robust trigger's response may fall to two thirds in transmission; the response to look-alikes stays below half.
 _ROBUST_FIRING_FRACTION = 0.55
 # How many standard deviations above its mean an additive stain raises a channel, at least.
@@ -95,7 +98,8 @@ def stain(
 ) -> tuple[Target, Key]:
     """A stained copy of the target, and the key that proves it. The target itself does not change.
 
-    - ``site``: a layer's name; by default chosen by dimension, patch size, search cost and channel cost.
+    - ``site``: a layer's name; by default chosen by dimension, patch size, search cost and channel cost. If no trigger
+      stands out there, others are tried.
     - ``additive``: add the detector to a neuron instead of replacing one; automatic if no site allows replacing.
     - ``schema``: ``weight`` writes ``message`` into the detector's signs, ``activation`` into the signs of the layer's
       activations for the trigger, ``output`` makes the model classify ``count`` triggers as ``classes`` (random by
@@ -131,6 +135,7 @@ def stain(
     chosen = _chosen_site(network, site, schema, adds, message)  # 1, 2
     count = _checked_count(target, chosen, schema, count, robust)
     digests = begin_digests(target.model)
+    placed = position is not None
     if reduction == "position":
         position = _default_position(chosen, schema) if position is None else checked_position(chosen, position)
     channels = rank_channels(network, chosen, channel_choice, folded=fold, live=adds)
@@ -140,11 +145,22 @@ def stain(
 
     spelt = message if schema == "weight" else None
     vectors = _draw_vectors(target, chosen, channels, randomness.seed, spelt, adds)  # 3
-    drawn = _best_triggers(  # 4
-        network, chosen, vectors, channels, schema=schema, reduction=reduction, position=position, steps=steps,
-        restarts=restarts, robust=robust, randomness=randomness, progress=progress,
-    )  # fmt: skip
-    natural_level = _checked_level(chosen, drawn, firing_fraction)
+    try:
+        drawn = _best_triggers(  # 4
+            network, chosen, vectors, channels, schema=schema, reduction=reduction, position=position, steps=steps,
+            restarts=restarts, robust=robust, randomness=randomness, progress=progress,
+        )  # fmt: skip
+        natural_level = _checked_level(chosen, drawn, firing_fraction)
+    except TriggerError:
+        for other in _other_sites(network, chosen, adds) if schema == "none" and site is None and not placed else ():
+            with suppress(TriggerError):
+                return stain(
+                    target, site=other, additive=additive, count=count, seed=randomness.seed,
+                    channel_choice=channel_choice, fold=fold, firing_fraction=firing_fraction,
+                    trigger_level=trigger_level, reduction=reduction, steps=steps, restarts=restarts, robust=robust,
+                    progress=progress,
+                )  # fmt: skip
+        raise
 
     reading = Reading(reduction, position or ())
     facts: Facts = Facts() if message is None else MessageFacts(message_bytes=len(message.encode()))
@@ -242,6 +258,16 @@ def _chosen_site(network: Network, name: str | None, schema: str, adds: bool, me
         way_out = "" if problem == site.additive_problem else "; an additive stain can go here"
         raise SiteError(f"{site.name} can't carry this stain: {problem}{way_out}")
     return site
+
+
+def _other_sites(network: Network, first: Site, adds: bool) -> Iterator[str]:
+    """The next sites to try if no trigger stands out at the first one."""
+    tried = {first.name}
+    for _ in range(_OTHER_SITES):
+        with suppress(SiteError):
+            site = choose_site(network, additive=adds, without=tried)
+            tried.add(site.name)
+            yield site.name
 
 
 def _checked_count(target: Target, site: Site, schema: str, count: int | None, robust: bool) -> int:
