@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stainlock.errors import TriggerError
+from stainlock.errors import ModelError, TriggerError
 from stainlock.network.graph import Axis, Field, Gates
 from stainlock.network.network import Site, layer_input, respond
 from stainlock.numerics import at, one_thread
@@ -272,7 +272,7 @@ class _Search:
 
 def _gradient(values: Tensor, pixels: Tensor) -> Tensor:
     if not values.requires_grad:
-        raise TriggerError(
+        raise ModelError(
             "no gradient passes through the model, which runs under torch.no_grad or uses other packages: remove"
             " that from its forward, or use kind keyed, which needs no gradient"
         )
