@@ -23,7 +23,7 @@ ONE_THREAD := $(ROOM) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECOD
 IN_PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup types types-benchmarks test test-exact test-slow fuzz mutants hardening demo docs bench format clean
+.PHONY: help setup test test-exact test-slow fuzz mutants hardening demo docs bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,16 +43,9 @@ $(STAMP): pyproject.toml constraints.txt
 test: setup ## lint, format check, types, and all but the slow tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j2 types types-benchmarks
+	$(BIN)/mypy
 	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory test-exact
-
-types:
-	$(BIN)/mypy
-
-# Fewer rules for benchmarks, in a run of their own; they must still call the library as it is.
-types-benchmarks:
-	$(BIN)/mypy --config-file benchmarks/mypy.ini --cache-dir .mypy_cache/benchmarks
 
 # Kernels for other processors sum in a different order; PyTorch's plainest kernels simulate one.
 test-exact: setup ## the tests of exactness, with PyTorch's plainest kernels
