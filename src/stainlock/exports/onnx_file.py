@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stainlock.errors import ModelError
+from stainlock.exports.onnx_cipher import cipher_as_one_operation
 from stainlock.storage.onnx_files import open_session
 from stainlock.target import Target, evaluation_mode
 
@@ -30,10 +31,10 @@ def check_packages() -> None:
 
 def onnx_program(target: Target, inputs: Tensor, dynamic_shapes: Any = None) -> Any:
     """Export the model with torch.onnx, quietly. This runs the model's own code, which can fail in many ways."""
-    with quietly(), evaluation_mode(target.model):
+    with quietly(), evaluation_mode(target.model), cipher_as_one_operation() as translations:
         return torch.onnx.export(
             target.model, (inputs, *target.extra_inputs), dynamo=True, verbose=False, external_data=False,
-            dynamic_shapes=dynamic_shapes,
+            dynamic_shapes=dynamic_shapes, custom_translation_table=translations,
         )  # fmt: skip
 
 

@@ -12,14 +12,17 @@ rotated, so sums and rotated words may have garbage above bit 32 (less than 2⁵
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 ROUNDS = (8, 12, 20)
-_MASK = 0xFFFFFFFF
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+MASK = 0xFFFFFFFF
+CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+# What an exporter to ONNX computes the keystream with, if it has a way of its own.
+INSTEAD: ContextVar[Callable[[Tensor, Sequence[int], int, int], Tensor] | None] = ContextVar("INSTEAD", default=None)
 
 
 def keystream(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Tensor:
@@ -27,8 +30,11 @@ def keystream(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Te
 
     The nonce has three words; the counter starts at 0.
     """
+    instead = INSTEAD.get() if torch.onnx.is_in_onnx_export() else None
+    if instead is not None:
+        return instead(key, nonce, blocks, rounds)
     counter = torch.arange(blocks, device=key.device)
-    a = torch.tensor(_CONSTANTS, device=key.device).view(1, 4, 1)
+    a = torch.tensor(CONSTANTS, device=key.device).view(1, 4, 1)
     b, c = key[:, :4, None], key[:, 4:, None]
     words = [counter, *(torch.full_like(counter, word) for word in nonce)]
     d = torch.stack(words)[None]
@@ -40,7 +46,7 @@ def keystream(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Te
         a, b, c, d = _quarter_rounds(a, b, c, d)
         b, c, d = b.index_select(1, three), c.index_select(1, two), d.index_select(1, one)
     rows = [before + after for before, after in zip(start, (a, b, c, d), strict=True)]
-    return (torch.cat(rows, 1) & _MASK).transpose(1, 2).flatten(1)
+    return (torch.cat(rows, 1) & MASK).transpose(1, 2).flatten(1)
 
 
 def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -61,7 +67,7 @@ def _rotate(words: Tensor, places: int) -> Tensor:
     ONNX can shift only unsigned words, and its exporter turns a signed right shift into nine operations. For ONNX the
     word is instead scaled by a power of two in float64, which is exact, and truncated.
     """
-    words = words & _MASK
+    words = words & MASK
     if torch.onnx.is_in_onnx_export():
         return words * (1 << places) + (words.double() * 2.0 ** (places - 32)).long()
     return (words << places) + (words >> (32 - places))
