@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stainlock import Target
 from stainlock.exports.onnx_cipher import cipher_as_one_operation
-from stainlock.exports.onnx_file import onnx_program, quietly
+from stainlock.exports.onnx_file import onnx_program
 from stainlock.gating.chacha import ROUNDS, keystream
 from stainlock.gating.schedule import Schedule, check_widths, pack_key
 
@@ -113,7 +113,6 @@ def test_layers_that_are_too_wide_are_told() -> None:
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_the_cipher_as_onnx_nodes(rounds: int) -> None:
-    """Exported by ours it has no shifts and few nodes; exported by PyTorch alone it gives the same words."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
 
@@ -123,16 +122,10 @@ def test_the_cipher_as_onnx_nodes(rounds: int) -> None:
 
     keys = torch.randint(0, 2**32, (3, 8), generator=torch.Generator().manual_seed(0))
     target = Target(Cipher().eval(), (8,), (0.0,), (1.0,))
-    sizes = ({0: torch.export.Dim("images", min=1)},)
-    programs = [onnx_program(target, keys, sizes)]
-    if rounds == 8:
-        with quietly():
-            programs.append(torch.onnx.export(target.model, (keys,), dynamo=True, dynamic_shapes=sizes, verbose=False))
-    for program in programs:
-        session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-        (words,) = session.run(None, {session.get_inputs()[0].name: keys.numpy()})
-        assert torch.equal(torch.from_numpy(words), keystream(keys, SALT, 5, rounds))
-    counts = [len(program.model_proto.graph.node) for program in programs]
-    assert counts[0] < 0.8 * counts[-1] or rounds != 8
+    program = onnx_program(target, keys, ({0: torch.export.Dim("images", min=1)},))
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    (words,) = session.run(None, {session.get_inputs()[0].name: keys.numpy()})
+    assert torch.equal(torch.from_numpy(words), keystream(keys, SALT, 5, rounds))
+    assert "Div" in {node.op_type for node in program.model_proto.graph.node}  # as our translation writes it
     with cipher_as_one_operation():  # computed, it is the cipher too
         assert torch.equal(torch.ops.stainlock.keystream(keys, SALT, 5, rounds), keystream(keys, SALT, 5, rounds))
