@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import ModelError, Target, analyse, lock, stain, verify
-from stainlock.errors import TriggerError
+from stainlock.errors import ModelError
 from stainlock.network.graph import trace
 from stainlock.network.ops import Kind, op_of
 from stainlock.network.recorder import unseen
@@ -298,7 +298,7 @@ def test_a_model_that_drops_gradients_inside_says_so() -> None:
             with torch.no_grad():
                 return super().forward(x)
 
-    with pytest.raises(TriggerError, match="no_grad"):
+    with pytest.raises(ModelError, match="no_grad"):
         stain(target(Inside), seed=1)
 
 
