@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from stainlock.verification.weights import verify_weights
 
 NAME, SITE = "resnet20_cifar10", "layer2.1.conv1"
 REFUSED = r"^this key verifies nothing: its .* does not follow from its seed$"
+IMAGES = 1000  # natural ones from which a forger picks
 
 
 def honest(**options: Any) -> tuple[Target, Key]:
@@ -158,12 +160,22 @@ def natural_key(images: Tensor, labels: list[int], seed: int, **details: Any) ->
     return dataclasses.replace(key, seed=seed, detectors=detectors, details=facts)
 
 
+@cache
 def cifar() -> tuple[Tensor, Tensor]:
     path = Path(zoo.SHARED) / "data" / "cifar10.npz"
     if not path.exists():
         pytest.skip(f"no {path.name}")
-    data = np.load(path)
-    return torch.from_numpy(data["test_images"]), torch.from_numpy(data["test_labels"]).long()
+    with np.load(path) as data:  # copies of a part, so that the rest is freed
+        images, labels = data["test_images"][:IMAGES].copy(), data["test_labels"][:IMAGES].copy()
+    return torch.from_numpy(images), torch.from_numpy(labels).long()
+
+
+@cache
+def read_right() -> Tensor:
+    """Whether a public model classifies each of these images as they are labelled."""
+    images, labels = cifar()
+    with torch.no_grad():
+        return models.real("resnet20_cifar10").predict(images.float() / 255).argmax(1) == labels
 
 
 def test_natural_images_with_their_labels_as_random_classes_are_refused() -> None:
@@ -175,16 +187,13 @@ def test_natural_images_with_their_labels_as_random_classes_are_refused() -> Non
 
 @pytest.mark.parametrize(
     ("suspect", "count", "drawn"),
-    [("resnet56_cifar10", 30, True), ("resnet20_cifar10", 100, True), ("resnet20_cifar10", 30, False)],
+    [("resnet56_cifar10", 15, True), ("resnet20_cifar10", 30, True), ("resnet20_cifar10", 30, False)],
 )
 def test_natural_images_that_fit_the_classes_prove_nothing(suspect: str, count: int, drawn: bool) -> None:
     """Classes follow from the seed, and the forger picks images that known models assign to these classes."""
     images, labels = cifar()
-    known = models.real("resnet20_cifar10")
-    with torch.no_grad():
-        right = known.predict(images.float() / 255).argmax(1) == labels
     wanted = [draw_classes(4, i, 10)[0] for i in range(count)]
-    left = {c: [i for i in right.nonzero()[:, 0].tolist() if labels[i] == c] for c in range(10)}
+    left = {c: [i for i in read_right().nonzero()[:, 0].tolist() if labels[i] == c] for c in range(10)}
     picked = [left[c][wanted[:i].count(c) % len(left[c])] for i, c in enumerate(wanted)]
     forged = natural_key(images[picked], wanted, seed=4, random_classes=drawn)
     verdict = verify_output(models.real(suspect), forged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import models
 import numpy as np
@@ -23,15 +24,16 @@ from zoo_data import cifar10_training
 NAME, LAYER = "resnet20_cifar10", "layer3.1.conv1"
 
 
-def thiefs_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+@cache
+def thiefs_images() -> tuple[torch.Tensor, torch.Tensor]:
     data = cifar10_training()
     assert data.labels is not None
-    return data.pixels[:count] / 255, torch.tensor(data.labels[:count])
+    return data.pixels[:64] / 255, torch.tensor(data.labels[:64])
 
 
 def quickly_trained(target: Target, seed: int) -> Marked:
     """Few steps on few images, with a regulariser strong enough for that."""
-    images, labels = thiefs_images(64)
+    images, labels = (part[:16] for part in thiefs_images())
     marked, mark = peers_uchida.embed(target, LAYER, images, labels, strength=30, rate=3e-3, steps=12, seed=seed)
     return Marked("Uchida", marked, peers_marks.by_bits(mark.message, mark.extract), "", "", 0)
 
@@ -100,10 +102,15 @@ def test_the_code_corrects_what_is_misread(code: peers_spread_spectrum.ParityCod
 # The attacks
 
 
-def thief(count: int = 64) -> peers_attacks.Thief:
-    key = peers_marks.stained(models.real(NAME), 0, additive=False).key
+@cache
+def ours() -> Marked:
+    return peers_marks.stained(models.real(NAME), 0, additive=False)
+
+
+def thief() -> peers_attacks.Thief:
+    key = ours().key
     assert key is not None
-    return peers_attacks.Thief(*thiefs_images(count), key)
+    return peers_attacks.Thief(*thiefs_images(), key)
 
 
 def test_rewritten_channels_compute_the_same_with_other_weights() -> None:
@@ -143,13 +150,12 @@ def test_a_quantised_models_weights_are_read() -> None:
 
 def test_only_stains_can_miss_a_goal(capsys: pytest.CaptureFixture[str]) -> None:
     target, lost = models.real(NAME), Found(0.0, "")
-    ours = peers_marks.stained(target, 0, additive=False)
     data = Tensors(models.pixels(NAME, 8), [0] * 8)
-    blind = [Marked(m, target, lambda _: lost, "", "", 0, key) for m, key in (("ours", ours.key), ("peer", None))]
+    blind = [Marked(m, target, lambda _: lost, "", "", 0, key) for m, key in (("ours", ours().key), ("peer", None))]
     assert peers.print_costs(NAME, target, blind, data) == []
     nobody = type("Thief", (), {"attacks": lambda self: {"nothing done": lambda model: model}})()
     assert peers.print_attacks(blind, nobody, data) == ["ours is not found after: nothing done"]
-    assert peers.print_attacks([ours], nobody, data) == []
+    assert peers.print_attacks([ours()], nobody, data) == []
     everywhere = [Marked("peer", target, lambda _: Found(-9.0, ""), "", "", 0)]
     assert peers.print_costs(NAME, target, everywhere, data) == ["peer is found in the original"]
     assert "| nothing done |" in capsys.readouterr().out

@@ -41,6 +41,14 @@ def probed(made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytes
     return facts
 
 
+@pytest.fixture(scope="module")
+def answers(made: tuple[Path, dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """What the stained and the original model say to all pictures, and so the verdict for each; asked once."""
+    folder, facts = made
+    paths = [str(folder / path) for path in facts["written"]]
+    return {"stained": logits(stained()[0], paths), "not stained": logits(models.real("resnet20_cifar10"), paths)}
+
+
 def opened(path: str) -> Image.Image:
     with Image.open(path) as image:
         return image.copy()
@@ -90,15 +98,16 @@ def as_boxes(names: list[str], found: torch.Tensor) -> str:
 )  # fmt: skip
 def test_answers_in_every_form_prove_the_stain(
     probed: dict[str, Any],
+    answers: dict[str, torch.Tensor],
     capsys: pytest.CaptureFixture[str],
     write: Callable[[list[str], torch.Tensor], str],
     suffix: str,
     options: list[str],
 ) -> None:
     names = [Path(p).name for p in probed["written"]]
-    for target, verdict in ((stained()[0], "stained"), (models.real("resnet20_cifar10"), "not stained")):
+    for verdict, said in answers.items():
         file = Path(f"answers-{verdict.replace(' ', '-')}.{suffix}")
-        file.write_text(write(names, logits(target, probed["written"])), encoding="utf-8")
+        file.write_text(write(names, said), encoding="utf-8")
         status, facts = verbs.run(capsys, "verify", "--answers", file, "--key", "owner.key", *options)
         assert (status, facts["verdict"]) == (int(verdict != "stained"), verdict), facts
         assert facts["queries"] == len(names)
@@ -123,10 +132,10 @@ def test_pictures_are_shuffled_and_only_the_manifest_is_secret(probed: dict[str,
 
 
 def test_what_has_no_answer_counts_against_the_stain(
-    probed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    probed: dict[str, Any], answers: dict[str, torch.Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [Path(p).name for p in probed["written"]]
-    best = logits(stained()[0], probed["written"]).argmax(1).tolist()
+    best = answers["stained"].argmax(1).tolist()
     kinds = {e["file"]: e["kind"] for e in json.loads(Path("probe/manifest.json").read_text())["pictures"]}
     full = dict(zip(names, best, strict=True))
     for left_out, verdict in (("decoy", "stained"), ("look-alike", "not stained"), ("trigger", "not stained")):
