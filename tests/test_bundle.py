@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import fresh
 import models
 import pytest
 import torch
@@ -86,10 +85,7 @@ def test_a_factorys_bundle_loads_in_another_process_from_another_folder(
         "b, k = load_bundle(sys.argv[1], model=sys.argv[3]), Key.load(sys.argv[2]); "
         "print(verify(b, k, method='weights').stained)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(tmp_path / "k.key"), factory],
-        cwd=tmp_path / "elsewhere", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = fresh.run(script, str(folder), str(tmp_path / "k.key"), factory, folder=tmp_path / "elsewhere")
     assert done.stdout.strip() == "True", done.stderr
 
 

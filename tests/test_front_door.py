@@ -8,10 +8,11 @@ import json
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 from torch import nn
 
@@ -24,13 +25,13 @@ HEAVY = ("torchvision", "torch._dynamo", "scipy.stats", "matplotlib", "timm")
 FUNCTIONS = sorted(set(VERBS) - {"demo", "clients"})
 
 
-def loaded_after(script: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded at the end of a script."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{script}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)"],
-        capture_output=True,
-        text=True,
-    )
+def new_process(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+def loaded_after(script: str, start: Callable[[str], subprocess.CompletedProcess[str]] = new_process) -> set[str]:
+    """The modules that a fresh interpreter has loaded at the end of a script; `fresh.run` has loaded torch before."""
+    done = start(f"{script}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)), file=sys.stderr)")
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stderr.splitlines()[-1]))
 
@@ -65,7 +66,7 @@ key.save({str(tmp_path / "owner.key")!r})
 save_file(stained.model.state_dict(), {str(tmp_path / "suspect.safetensors")!r})
 assert main(["verify", {str(tmp_path / "suspect.safetensors")!r}, "--key", {str(tmp_path / "owner.key")!r}]) == 0
 """
-    assert not loaded_after(script) & set(HEAVY)
+    assert not loaded_after(script, start=fresh.run) & set(HEAVY)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stain", "--help"], ["lock", "--typo"]])

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from precision import EXACT
@@ -238,13 +239,8 @@ def test_absent_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(script: str, *path: Path) -> str:
-    """stdout of a fresh interpreter with ``path`` first in sys.path, where warnings are errors."""
-    prologue = f"import sys\nsys.path[:0] = {[str(p) for p in path]!r}\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", prologue + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-    )
+    """stdout of an interpreter that has loaded torch, with ``path`` first in sys.path; warnings are errors."""
+    done = fresh.run(f"import sys\nsys.path[:0] = {[str(p) for p in path]!r}\n{textwrap.dedent(script)}")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -259,12 +255,15 @@ spec.loader.exec_module(operators)
 
 
 def test_stainlock_before_torchvision() -> None:
+    """In a new process, as stainlock is imported before torch too."""
     script = """
         import stainlock
         import torchvision
         print(torchvision.ops.nms is not None, torchvision.models.resnet18(weights=None).fc.out_features)
     """
-    assert run(script) == "True 1000"
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "True 1000"), done.stderr
 
 
 def test_importing_stainlock_after_a_failed_torchvision() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
+import fresh
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -162,8 +161,7 @@ def test_a_status_of_clicks_own_is_no_verdict_either(run: Any, work: Path, monke
 def test_an_exit_status_is_not_the_codes(work: Path) -> None:
     (work / "ends.py").write_text("raise SystemExit(0)\n")
     start = "import sys; from stainlock.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, "verify", "ends.py:model", "--key", "owner.key"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = fresh.run(start, "verify", "ends.py:model", "--key", "owner.key")
     assert done.returncode == 2, done.stderr
     assert "SystemExit" in done.stderr
 

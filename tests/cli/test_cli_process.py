@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import fresh
 import pytest
 
 # The installed command, with Ctrl-C as in a terminal even where the tests run in the background.
@@ -38,25 +40,21 @@ def test_factories_find_the_whole_library(work: Path) -> None:
     """The command loads the library late; a factory's `import stainlock` must work all the same."""
     script = "import stainlock as sl\nassert callable(sl.stain) and callable(sl.evaluate) and callable(sl.verify)\n"
     (work / "small.py").write_text(script + "import torchvision\n" + (work / "small.py").read_text())
-    process = start(work, "inspect", "small.py:model", "--json")
-    output, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert json.loads(output)["sites"]
+    done = fresh.run(RUN, "inspect", "small.py:model", "--json", folder=work)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sites"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["inspect", "small.py:model", "--json"]])
 def test_a_reader_that_leaves_early_is_no_error(work: Path, arguments: list[str]) -> None:
-    process = start(work, *arguments)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.wait()
-    assert process.returncode == 141
-    assert "Error" not in errors
-    assert "Traceback" not in errors
-    assert "Exception" not in errors
-    process.stderr.close()
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = fresh.run(RUN, *arguments, folder=work, stdout=writes)
+    os.close(writes)
+    assert done.returncode == 141
+    assert "Error" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
 
 
 def test_interrupt_leaves_nothing(work: Path) -> None:
@@ -64,12 +62,12 @@ def test_interrupt_leaves_nothing(work: Path) -> None:
     (work / "small.py").write_text(factory)
     before = {path.name for path in work.iterdir()}
     options = ["--out", "new", "--key", "new.key", "--trigger", "t.png", "--steps", "1000000"]
-    process = start(work, "stain", "small.py:model", *options)
-    while not (work / "begun").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (130, "", "interrupted\n")
+    with fresh.Interpreter(RUN, "stain", "small.py:model", *options, folder=work) as process:
+        while not (work / "begun").exists():
+            assert not process.ended(), process.wait()
+            time.sleep(0.05)
+        time.sleep(1)
+        process.kill(signal.SIGINT)
+        done = process.wait(seconds=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
     assert {path.name for path in work.iterdir()} - before <= {"begun", "__pycache__"}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 
 import stainlock as sl
@@ -78,14 +76,11 @@ def test_a_process_killed_while_issuing(registry: sl.Registry) -> None:
     registry.add(*names)
     registry.close()
     script = "import stainlock as sl; sl.Registry('clients.db').issue_all('copies')"
-    process = subprocess.Popen([sys.executable, "-c", script])
-    try:
+    with fresh.Interpreter(script) as process:
         limit = time.monotonic() + 60
         while not list(Path("copies").glob("*.receipt.json")) and time.monotonic() < limit:
             time.sleep(0.005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
     present = [path.name for path in Path("copies").iterdir() if path.is_dir() and not path.name.startswith(".")]
     for name in present:
         assert Bundle.read(Path("copies") / name).digest == registry.show(name)[1][0].digest

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 from torch import nn
@@ -127,7 +128,11 @@ def test_everyone_gets_a_copy_and_those_there_stay(registry: sl.Registry) -> Non
 
 
 @pytest.mark.parametrize("ray", [None, pytest.param("local", marks=[needs_ray, pytest.mark.slow])])
-def test_processes_and_ray_give_the_same_bytes(registry: sl.Registry, ray: str | None) -> None:
+def test_processes_and_ray_give_the_same_bytes(
+    registry: sl.Registry, ray: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ray is None:
+        fresh.quick_workers(monkeypatch)
     registry.issue_all("one", lock="keyed")
     shutil.move("clients.db", "old.db")
     other = sl.Registry("new.db", secret="clients.secret")

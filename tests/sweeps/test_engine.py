@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import fresh
 import pytest
 import torch
 import works
@@ -48,6 +48,12 @@ def test_a_unit_counts_as_done_once_its_rows_were_taken(trace: str, tmp_path: Pa
     assert taken == ["layer-0", "layer-1", "refused", "layer-2", "layer-3"]
 
 
+@pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.quick_workers(monkeypatch)
+
+
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_give_the_same_rows_as_one_process_though_one_of_them_is_killed(trace: str) -> None:
     alone = run_sweep(Sums(f"{trace}-alone"))
     threads = torch.get_num_threads()
@@ -64,15 +70,23 @@ def test_a_finished_sweep_is_read_and_a_wider_one_runs_what_is_new(trace: str, t
     assert run_sweep(Sums(trace, count=3), tmp_path / "out") == first
 
 
+SWEEP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from works import Sums
+from stainlock.sweeps import run_sweep
+run_sweep(Sums(sys.argv[2], seconds=0.2, count=12), sys.argv[3], workers=int(sys.argv[4]))
+"""
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_sweep_goes_on_without_losing_or_repeating_a_unit(trace: str, tmp_path: Path, workers: int) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen([sys.executable, works.__file__, trace, str(out), str(workers)])
-    while len(kept := lines(out)) < 4:  # the first line, and three units
-        assert process.poll() is None, "it should not have ended yet"
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    with fresh.Interpreter(SWEEP, str(Path(works.__file__).parent), trace, str(out), str(workers)) as process:
+        while len(lines(out)) < 4:  # the first line, and three units
+            assert not process.ended(), process.wait()
+            time.sleep(0.01)
+        process.kill()
     kept = lines(out)
     rows = run_sweep(Sums(trace, count=12), out)
     assert lines(out)[: len(kept)] == kept
@@ -87,6 +101,7 @@ def lines(folder: Path) -> list[str]:
     return (folder / UNITS).read_text().split("\n")[:-1] if (folder / UNITS).exists() else []
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_unit_that_kills_every_worker_is_given_up(trace: str) -> None:
     with pytest.raises(SweepError, match="gave up on unit layer-0: its worker died 2 times, last by SIGKILL"):
         run_sweep(Sums(trace, count=1, killed={"layer-0": 9}), workers=2, retries=1)
@@ -107,6 +122,7 @@ def test_an_exception_names_its_unit_on_one_line(trace: str, tmp_path: Path, wha
     assert Counter(begun(trace)) == {f"layer-{i}": 2 if i == 2 else 1 for i in range(6)}
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_an_exception_in_a_worker_reads_the_same(trace: str) -> None:
     with pytest.raises(SweepError, match=r"unit layer-0 failed: RuntimeError: shapes differ$"):
         run_sweep(Sums(trace, count=1, broken={"layer-0": "theirs"}), workers=2)

@@ -61,12 +61,3 @@ def begun(trace: str | Path, unit: str | None = None) -> list[str]:
     """The units that were begun, in order, as often as they were; or the processes that began one of them."""
     lines = [line.split() for line in Path(trace).read_text().splitlines()] if Path(trace).exists() else []
     return [name for name, _ in lines] if unit is None else [pid for name, pid in lines if name == unit]
-
-
-if __name__ == "__main__":  # a sweep of its own process, for tests that kill it
-    import sys
-
-    from stainlock.sweeps import run_sweep
-
-    trace, folder, workers = sys.argv[1:]
-    run_sweep(Sums(trace, seconds=0.2, count=12), folder, workers=int(workers))

@@ -1,0 +1,139 @@
+"""Fresh interpreters that have loaded torch and nothing of ours, without a wait of seconds for each of them.
+
+A process of its own imports torch once, and forks for each script. What a script does to its modules, folder or signals
+ends with it. Warnings are errors in it, and it ends as `python -c` does. Scripts run one at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# A child leaves the loop and runs to the end of the program, where the interpreter ends it as it ends any other.
+_SERVER = """
+import os, socket, sys
+import torch
+_ours = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    _one, _files, _, _ = socket.recv_fds(_ours, 1, 4)
+    if not _one:
+        os._exit(0)
+    _child = os.fork()
+    if not _child:
+        break
+    for _file in _files:
+        os.close(_file)
+    _ours.sendall(f"{_child}\\n".encode())
+    _ours.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(_child, 0)[1])}\\n".encode())
+_ours.close()
+for _number, _file in enumerate(_files[1:]):
+    os.dup2(_file, _number)
+    os.close(_file)
+with os.fdopen(_files[0]) as _file:
+    import json
+    _request = json.load(_file)
+os.chdir(_request["folder"])
+os.environ.clear()
+os.environ.update(_request["environment"])
+sys.argv[1:] = _request["arguments"]
+exec(compile(_request["script"], "<string>", "exec"))
+"""
+
+
+@cache
+def _server() -> tuple[socket.socket, Any]:
+    """The socket of this process's server, and the lines it answers; the server ends with this process."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", _SERVER, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,  # nothing is printed there, but a child may print to a pipe and has the same sys.stdout
+    )  # fmt: skip
+    theirs.close()
+    answers = ours.makefile("r")
+
+    def end() -> None:
+        ours.shutdown(socket.SHUT_RDWR)
+        answers.close()
+        ours.close()
+        process.communicate()
+
+    atexit.register(end)
+    return ours, answers
+
+
+class Interpreter:
+    """A script that runs until it is waited for, or until the block ends. It prints to files, or to the one given."""
+
+    def __init__(
+        self, script: str, *arguments: str, folder: Path | str = ".", given: str = "", stdout: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        connection, self._answers = _server()
+        request = {
+            "script": script, "arguments": arguments, "folder": str(Path(folder).absolute()),
+            "environment": dict(os.environ) if environment is None else environment,
+        }  # fmt: skip
+        self._files = [tempfile.TemporaryFile() for _ in range(4)]  # noqa: SIM115 - closed by `wait`
+        for file, text in zip(self._files, (json.dumps(request), given), strict=False):
+            file.write(text.encode())
+            file.seek(0)
+        numbers = [file.fileno() for file in self._files]
+        if stdout is not None:
+            numbers[2] = stdout
+        socket.send_fds(connection, [b"1"], numbers)
+        self.pid = int(self._answers.readline())
+        self._connection = connection
+
+    def __enter__(self) -> Interpreter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._files[0].closed:
+            self.kill()
+            self.wait()
+
+    def ended(self) -> bool:
+        return bool(select.select([self._connection], [], [], 0)[0])
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+        """Its exit status and what it printed; it is killed if it takes longer."""
+        if not select.select([self._connection], [], [], seconds)[0]:
+            self.kill()
+        status = int(self._answers.readline())
+        printed = []
+        for file in self._files[2:]:
+            file.seek(0)
+            printed.append(file.read().decode())
+        for file in self._files:
+            file.close()
+        return subprocess.CompletedProcess([], status, *printed)
+
+
+def run(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a script prints; its options are those of an interpreter."""
+    return Interpreter(script, *arguments, **options).wait()
+
+
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that the library spawns come from one that has loaded torch; they too inherit nothing of this one."""
+    context: ForkServerContext = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "pytest"])
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": context}.__getitem__)
