@@ -36,12 +36,25 @@ def test_a_lock_quantised_whole_never_opens_again() -> None:
     assert _with_the_patch(case, left) <= 0.4
 
 
-def test_layers_behind_the_last_gate_are_not_among_those_in_floats() -> None:
-    case = thief.case("efficientnet_lite0", **GATES)
+@pytest.mark.parametrize(
+    ("name", "floats", "behind"),
+    [
+        ("resnet20_cifar10", {"conv1", "layer3.2"}, {"layer3", "layer3.2.conv1.layer", "layer3.2.conv2", "linear"}),
+        pytest.param(
+            "efficientnet_lite0", {"conv_stem", "blocks.3.0"},
+            {"blocks", "blocks.3", "blocks.3.1", "blocks.6.0.conv_pwl", "conv_head", "classifier"},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_layers_behind_the_last_gate_are_not_among_those_in_floats(
+    name: str, floats: set[str], behind: set[str]
+) -> None:
+    case = thief.case(name, **GATES)
     target, key = case.subject.target, case.subject.key
     names = layers_in_floats(target, key)
-    assert {"conv_stem", *key.details["disruptors"], key.site, "blocks.3.0"} <= set(names)
-    behind = {"blocks", "blocks.3", "blocks.3.1", "blocks.6.0.conv_pwl", "conv_head", "classifier"}
+    assert {*floats, *key.details["disruptors"], key.site} <= set(names)
+    assert behind <= {found for found, _ in target.model.named_modules()}
     assert not behind & set(names)
 
 

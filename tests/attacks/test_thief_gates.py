@@ -98,11 +98,12 @@ def test_matching_statistics_is_not_worse_than_where_it_began() -> None:
 
 def test_signs_are_not_guessed() -> None:
     """Gains guessed from norms, variances, means and locked gates open a few gates of one sign, but not signed ones."""
-    several = gates(4, "gains"), gates(4, "signed")
-    best = [
-        max(own.accuracy(all_attacks()["guess-gains"].run(own.subject, way)) for way in STRENGTHS) for own in several
-    ]
-    assert best[0] >= 0.6 > 0.35 >= best[1]
+    accuracies = (
+        (own.accuracy(all_attacks()["guess-gains"].run(own.subject, way)) for way in STRENGTHS)
+        for own in (gates(4, "gains"), gates(4, "signed"))
+    )
+    assert any(accuracy >= 0.6 for accuracy in next(accuracies))  # the first way that opens it is enough
+    assert all(accuracy <= 0.35 for accuracy in next(accuracies))
 
 
 @pytest.mark.parametrize("form", ["gains", "signed"])
@@ -123,7 +124,7 @@ def test_means_tell_signs_unless_they_are_moved(form: str) -> None:
 
 def test_silent_branches_are_missed_where_gates_cut_the_network() -> None:
     """Closing gates that cut the network leaves nothing; closing a branch's gates loses only that branch."""
-    one = thief.case("resnet56_cifar10", **GATES, gates=1)
+    one = gates(1, "gains")
     assert one.accuracy(all_attacks()["remove-blocks"].run(one.subject, "silence")) >= 0.6
     cut = thief.case("vgg16_cifar10", kind="squeeze-excite", gates=2)
     assert cut.accuracy(all_attacks()["remove-blocks"].run(cut.subject, "silence")) <= 0.3
