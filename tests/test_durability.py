@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fresh
 import models
 import pytest
 import torch
@@ -191,7 +191,7 @@ def test_after_any_power_cut_the_same_command_makes_or_completes_both(disk: Disk
 
 # Kills
 
-# Imports once, then forks a process for each folder it is given, which writes there until it is killed.
+# Imports once, then forks a process for each folder of its input, which writes there until it is killed.
 LOOP = """
 import os, sys
 from pathlib import Path
@@ -201,8 +201,8 @@ from stainlock.storage.staging import Staging
 from stainlock.sweeps.journal import append_line
 
 def write(root):
-    number = 0
-    while True:
+    number, starter = 0, os.getppid()
+    while os.getppid() == starter:  # it ends also where nobody kills it
         number += 1
         out, key = root / f"out{{number}}", root / f"key{{number}}"
         with Staging([out, key]) as staging:
@@ -214,10 +214,11 @@ def write(root):
             staging.commit()
         append_line(root / "lines", {{"number": number}})
 
-while line := sys.stdin.readline():
+for line in sys.stdin.read().splitlines():
     child = os.fork()
     if not child:
-        write(Path(line.rstrip("\\n")))
+        write(Path(line))
+        os._exit(1)
     print(child, flush=True)
     os.waitpid(child, 0)
     print("killed", flush=True)
@@ -227,25 +228,25 @@ while line := sys.stdin.readline():
 def test_kills_leave_no_broken_file(tmp_path: Path) -> None:
     """Two dozen kills at random moments; afterwards each pair of outputs is complete, or can be made or completed."""
     shared = random.Random(0)
+    roots = [tmp_path / str(number) for number in range(24)]
+    for root in roots:
+        root.mkdir()
     program = LOOP.format(path=[str(Path(durable.__file__).parents[2])])
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True)
-    with process as writer:
-        assert writer.stdin is not None
-        assert writer.stdout is not None
-        for number in range(24):
-            root = tmp_path / str(number)
-            root.mkdir()
-            print(root, file=writer.stdin, flush=True)
-            child = int(writer.stdout.readline())
+    reads, writes = os.pipe()
+    with (
+        os.fdopen(reads) as told, os.fdopen(writes) as theirs,
+        fresh.Interpreter(program, given="\n".join(map(str, roots)), stdout=theirs.fileno()) as writer,
+    ):  # fmt: skip
+        theirs.close()
+        for number, root in enumerate(roots):
+            child = int(told.readline())
             while number % 2 and not (root / "lines").exists():  # half of them are killed in the first round
                 time.sleep(0.001)
-            time.sleep(shared.uniform(0.0, 0.05))
+            time.sleep(shared.uniform(0.0, 0.02))  # several rounds long
             os.kill(child, signal.SIGKILL)
-            assert writer.stdout.readline() == "killed\n"
-        writer.stdin.close()
-    for number in range(24):
-        root = tmp_path / str(number)
+            assert told.readline() == "killed\n"
+        assert writer.wait().returncode == 0
+    for root in roots:
         lines = [facts["number"] for _, facts in read_lines(root / "lines", "a line")]
         assert lines == list(range(1, len(lines) + 1))
         for done in range(1, len(lines) + 3):

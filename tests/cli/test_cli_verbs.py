@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,9 @@ def test_black_box(run: Any, work: Path) -> None:
     assert made.status == 0
     assert run("verify", "out", *YOURS, "--key", "k", "--black-box", "--json").facts["method"] == "output"
     model = Target.from_reference("out", model=BASE).model
-    program = torch.onnx.export(model, (torch.zeros(1, 3, 32, 32),), dynamo=True, verbose=False)
-    assert program is not None
-    program.save("out.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about this exporter being the older one, which is faster
+        torch.onnx.export(model, (torch.zeros(1, 3, 32, 32),), "out.onnx", dynamo=False)
     assert run("verify", "out.onnx", "--key", "k", "--black-box", "--normalised").status == 0
 
 

@@ -67,7 +67,6 @@ class Made:
 
 Case = tuple[Callable[[], Target], dict[str, Any] | None, str]
 QUICK: dict[str, Case] = {
-    "patch as torch-export": (net, {}, "torch-export"),
     "patch as onnx": (net, {}, "onnx"),
     "patch as safetensors": (net, {}, "safetensors"),
     "strip as safetensors": (net, {"carrier": "strip"}, "safetensors"),
@@ -76,6 +75,7 @@ QUICK: dict[str, Case] = {
     "no lock as safetensors": (net, None, "safetensors"),
 }
 SLOW: dict[str, Case] = {
+    "patch as torch-export": (net, {}, "torch-export"),
     "no lock as onnx": (net, None, "onnx"),
     "noise as torch-export": (noise_net, {}, "torch-export"),
     "strip as torch-export": (net, {"carrier": "strip"}, "torch-export"),
@@ -206,7 +206,8 @@ def test_a_generators_kit_speaks_of_noise_alone(locked: bool, tmp_path: Path) ->
 
 
 def test_a_detectors_bundle_runs_as_its_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Target.from_reference("torchvision:ssdlite320_mobilenet_v3_large", weights="random", seed=0)
+    few = "torchvision:ssdlite320_mobilenet_v3_large?num_classes=5"  # each class has its own suppression of boxes
+    original = Target.from_reference(few, weights="random", seed=0)
     target, key = sl.lock(original, seed=1)
     sl.client_kit(target, tmp_path / "kit", key=key, format="bundle")
     text = (tmp_path / "kit" / "README.txt").read_text()
@@ -217,6 +218,7 @@ def test_a_detectors_bundle_runs_as_its_readme_says(tmp_path: Path, monkeypatch:
     with torch.no_grad():
         exec(code, scope)
         (expected,) = key.unlock_object_detector(original).model([scope["image"]])
+    assert len(expected["scores"]) > 0
     assert torch.allclose(scope["boxes"][0]["scores"], expected["scores"], atol=1e-4)
 
 
