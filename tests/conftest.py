@@ -51,6 +51,7 @@ LOCKS = {
 TOGETHER = {
     "test_key.py": "keys and plans", "test_plan.py": "keys and plans",
     "test_url.py": "services", "test_probe.py": "services", "test_jpeg.py": "services",
+    "test_end_to_end.py": "services",
 }  # fmt: skip
 # The slowest files start first, so that no worker is left alone with one at the end.
 LONGEST = (
@@ -61,7 +62,7 @@ LONGEST = (
     "test_other_libraries.py", "test_key.py", "test_reproduce_run.py", "test_quantised_locks.py",
     "test_keyed_export.py", "test_survival.py", "test_docstrings.py", "test_cli_process.py", "test_tracing.py",
     "test_validity.py", "test_forgeries.py", "test_certificate.py", "test_channel_cost.py", "test_verbs.py",
-    "test_registry.py", "test_costs.py", "test_end_to_end.py", "test_unlocking.py",
+    "test_registry.py", "test_costs.py", "test_unlocking.py",
 )  # fmt: skip
 
 

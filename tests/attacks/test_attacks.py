@@ -38,7 +38,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 def subject(additive: bool = False, site: str | None = None, name: str = NAME) -> Subject:
     stained, key = models.stained(name, site, additive=additive)
     if name != NAME:
-        return Subject(stained, key, models.pixels(name, 2))
+        return Subject(stained, key, zoo.natural(name, 2)[0])
     pixels, labels = data()
     return Subject(stained, key, pixels[:60], labels[:60], seed=3)
 

@@ -18,7 +18,7 @@ FEW = {"efficientnet_lite0": {"images": 20}}  # of ImageNet's size
     [
         ("int8-static-behind", "resnet20_cifar10", 0.2),
         pytest.param("int8-static-behind", "efficientnet_lite0", 0.1, marks=pytest.mark.slow),
-        ("onnx-int8-static-behind", "resnet20_cifar10", 0.2),  # of ten classes
+        pytest.param("onnx-int8-static-behind", "resnet20_cifar10", 0.2, marks=pytest.mark.slow),  # of ten classes
         pytest.param("onnx-int8-static-behind", "efficientnet_lite0", 0.1, marks=pytest.mark.slow),
     ],
 )

@@ -34,10 +34,24 @@ def model():
 """
 # Models, the number of photographs for each, and whether each command starts a process.
 SUBJECTS = [
-    pytest.param("resnet20_cifar10", 100, False, id="ResNet20"),
+    pytest.param("resnet20_cifar10", 60, False, id="ResNet20"),
     pytest.param("resnet20_cifar10", 100, True, id="ResNet20, processes", marks=pytest.mark.slow),
     pytest.param("efficientnet_lite0", 40, True, id="EfficientNet-Lite0", marks=pytest.mark.slow),
 ]
+# The client is also the thief: the program that its kit opened is run without the patch, and its weights are taken.
+# Opening a program takes seconds, so this happens in the process that has opened it.
+KEEPS_PROGRAM = """
+import numpy
+import torch
+opened, programs = torch.export.load, []
+torch.export.load = lambda path: programs.append(opened(path)) or programs[-1]
+"""
+LEAKS_PROGRAM = """
+normalised = torch.from_numpy(numpy.load("normalised.npy"))
+with torch.no_grad():
+    numpy.save("blind.npy", programs[0].module()(normalised).numpy())
+torch.save({name: tensor.detach().clone() for name, tensor in programs[0].state_dict.items()}, "leaked.pt")
+"""
 
 
 class Person:
@@ -66,11 +80,11 @@ def answers(folder: Path, pixels: Tensor, *, onnx: bool = False) -> Tensor:
     """The outputs of a client's own program for images, in an environment without stainlock."""
     np.save(folder / "pixels.npy", pixels.numpy())
     wrap, ours = ("", ("torch",)) if onnx else ("torch.from_numpy", ())
-    script = "import numpy\n" + ("" if onnx else "import torch\n") + (
+    script = ("import numpy\n" if onnx else KEEPS_PROGRAM) + (
         "from load import load\nrun = load()\ngiven = numpy.load('pixels.npy')\n"
         f"said = [numpy.asarray(run({wrap}(given[i:i + 10]))) for i in range(0, len(given), 10)]\n"
-        "numpy.save('said.npy', numpy.concatenate(said))"
-    )  # fmt: skip
+        "numpy.save('said.npy', numpy.concatenate(said))\n"
+    ) + ("" if onnx else LEAKS_PROGRAM)  # fmt: skip
     run_elsewhere(script, folder, also_absent=ours)
     return torch.from_numpy(np.load(folder / "said.npy"))
 
@@ -91,15 +105,13 @@ def test_a_locked_model_is_shipped_run_leaked_and_proven_by_its_file(
     shutil.move(owner.folder / "to-ship", client)  # moved, to show that it does not depend on its path
     with torch.no_grad():
         original = (models.real(name).predict(pixels).argmax(1) == labels).float().mean()
+    np.save(client / "normalised.npy", models.real(name).normalise(pixels).numpy())
     right = (answers(client, pixels).argmax(1) == labels).float().mean()
     assert right >= original - 0.1, "the patch hides a corner of the image, and no more"
-    program = torch.export.load(client / "model.pt2")
-    with torch.no_grad():
-        blind = (program.module()(models.real(name).normalise(pixels)).argmax(1) == labels).float().mean()
-    assert blind <= 0.3
+    blind = torch.from_numpy(np.load(client / "blind.npy"))
+    assert (blind.argmax(1) == labels).float().mean() <= 0.3
 
-    leaked = {n: t.detach().clone() for n, t in program.state_dict.items()}
-    save_file(leaked, owner.folder / "leaked.safetensors")
+    save_file(torch.load(client / "leaked.pt", weights_only=True), owner.folder / "leaked.safetensors")
     keys = ("--key", "stain.key", "--lock-key", "lock.key")
     proof = owner.stainlock("verify", "leaked.safetensors", *keys)
     assert proof["verdict"] == "stained"

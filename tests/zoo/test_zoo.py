@@ -35,23 +35,30 @@ FLOORS = {  # number of images, and a lower bound on accuracy, some standard err
 
 
 @cache
+def inputs(name: str, count: int) -> tuple[Tensor, list[int] | None]:
+    """Natural inputs and their labels, as `zoo.natural` returns them, which builds the model anew each time."""
+    pixels, labels = next(zoo.natural_data(name).batches(models.real(name), batch_size=count, limit=count))
+    return pixels, None if labels is None else labels.tolist()
+
+
+@cache
 def accuracy(name: str, images: int) -> float:
-    return evaluate(models.real(name), zoo.natural_data(name), limit=images).value
+    return evaluate(models.real(name), Tensors(*inputs(name, images))).value
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_model_takes_its_natural_inputs_and_traces(name: str) -> None:
     target = models.real(name)
     assert not any(module.training for module in target.model.modules())
-    pixels, _ = zoo.natural(name, limit=3)
+    pixels, _ = inputs(name, 3)
     assert pixels.shape == (3, *target.input_shape)
     low, high = target.bounds
     assert low <= float(pixels.min()) < float(pixels.max()) <= high
-    inputs = target.normalise(pixels)
+    given = target.normalise(pixels)
     (part,) = trace(target.traced, target.part)
     traced = fx.GraphModule(part.module, part.graph)
     with evaluation_mode(target.model), torch.no_grad():
-        expected, found = (run(inputs, *target.extra_inputs) for run in (target.traced, traced))
+        expected, found = (run(given, *target.extra_inputs) for run in (target.traced, traced))
     for ours, theirs in zip(tensors(expected), tensors(found), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.isfinite().all()
@@ -70,8 +77,7 @@ def test_classifiers_classify(name: str) -> None:
 
 def test_resnet50_reads_rgb() -> None:
     target = models.real("resnet50")
-    pixels, labels = zoo.natural("resnet50", limit=12)
-    assert labels is not None
+    pixels, labels = inputs("resnet50", 12)
     assert accuracy("resnet50", 12) > evaluate(target, Tensors(pixels.flip(1), labels)).value
 
 
@@ -151,9 +157,9 @@ def test_photographs_come_from_foolbox_without_shared(monkeypatch: pytest.Monkey
 def test_architectures_trace(build: Callable[[], nn.Module], shapes: list[tuple[int, ...]]) -> None:
     model = build().eval()
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.rand(shape, generator=generator) for shape in shapes]
+    given = [torch.rand(shape, generator=generator) for shape in shapes]
     with evaluation_mode(model), torch.no_grad():
-        assert torch.equal(fx.symbolic_trace(model)(*inputs), model(*inputs))
+        assert torch.equal(fx.symbolic_trace(model)(*given), model(*given))
 
 
 @pytest.mark.exact
