@@ -1,7 +1,7 @@
 """Fresh interpreters that have loaded torch and nothing of ours, without a wait of seconds for each of them.
 
 A process of its own imports torch once, and forks for each script. What a script does to its modules, folder or signals
-ends with it. Warnings are errors in it, and it ends as `python -c` does. Scripts run one at a time.
+ends with it, and it ends as `python -c` does. Scripts run one at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 
 # A child leaves the loop and runs to the end of the program, where the interpreter ends it as it ends any other.
 _SERVER = """
-import os, socket, sys
+import os, socket, sys, warnings
 import torch
 _ours = socket.socket(fileno=int(sys.argv[1]))
 while True:
@@ -50,6 +50,9 @@ os.chdir(_request["folder"])
 os.environ.clear()
 os.environ.update(_request["environment"])
 sys.argv[1:] = _request["arguments"]
+if not _request["strict"]:
+    sys.warnoptions.clear()
+    warnings.simplefilter("default")
 exec(compile(_request["script"], "<string>", "exec"))
 """
 
@@ -77,15 +80,18 @@ def _server() -> tuple[socket.socket, Any]:
 
 
 class Interpreter:
-    """A script that runs until it is waited for, or until the block ends. It prints to files, or to the one given."""
+    """A script that runs until it is waited for, or until the block ends. It prints to files, or to the one given.
+
+    Warnings are errors if ``strict``, as they were when torch was imported; otherwise nothing was said of them.
+    """
 
     def __init__(
         self, script: str, *arguments: str, folder: Path | str = ".", given: str = "", stdout: int | None = None,
-        environment: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None, strict: bool = False,
     ) -> None:  # fmt: skip
         connection, self._answers = _server()
         request = {
-            "script": script, "arguments": arguments, "folder": str(Path(folder).absolute()),
+            "script": script, "arguments": arguments, "strict": strict, "folder": str(Path(folder).absolute()),
             "environment": dict(os.environ) if environment is None else environment,
         }  # fmt: skip
         self._files = [tempfile.TemporaryFile() for _ in range(4)]  # noqa: SIM115 - closed by `wait`

@@ -242,7 +242,7 @@ def test_kills_leave_no_broken_file(tmp_path: Path) -> None:
             child = int(told.readline())
             while number % 2 and not (root / "lines").exists():  # half of them are killed in the first round
                 time.sleep(0.001)
-            time.sleep(shared.uniform(0.0, 0.02))  # several rounds long
+            time.sleep(shared.uniform(0.0, 0.05))
             os.kill(child, signal.SIGKILL)
             assert told.readline() == "killed\n"
         assert writer.wait().returncode == 0

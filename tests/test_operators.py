@@ -240,7 +240,7 @@ def test_absent_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(script: str, *path: Path) -> str:
     """stdout of an interpreter that has loaded torch, with ``path`` first in sys.path; warnings are errors."""
-    done = fresh.run(f"import sys\nsys.path[:0] = {[str(p) for p in path]!r}\n{textwrap.dedent(script)}")
+    done = fresh.run(f"import sys\nsys.path[:0] = {[str(p) for p in path]!r}\n{textwrap.dedent(script)}", strict=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
