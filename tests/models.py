@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 import zoo
 from stainlock import Key, Site, Target, stain
-from stainlock.network.network import layer_input, respond
+from stainlock.network.network import _shared, layer_input, respond, sharing_analysis
 from stainlock.network.norms import affine_of
 from stainlock.stains.detector import draw_vector
 from stainlock.target import evaluation_mode
@@ -34,7 +35,28 @@ def real(name: str) -> Target:
 @cache
 def _built(name: str) -> Target:
     target: Target = getattr(zoo, name)()
+    _real_models.add(id(target.model))
     return target
+
+
+_real_models: set[int] = set()  # by id: they live as long as the process
+_analyses: dict[Any, Any] = {}  # of these models
+
+
+@contextmanager
+def analysed_once() -> Iterator[None]:
+    """Inside, each model is analysed once; a real one, which no test changes, once per process. Also a decorator.
+
+    For tests that assert something else about a model than how it is analysed, and do not change it after that.
+    """
+    with sharing_analysis():
+        known = _shared.get()
+        assert known is not None
+        known.update(_analyses)
+        try:
+            yield
+        finally:
+            _analyses.update({key: found for key, found in known.items() if key[0] in _real_models})
 
 
 def pixels(name: str, count: int) -> Tensor:
@@ -56,9 +78,10 @@ def _natural(name: str) -> tuple[Tensor, Tensor | None]:
     return zoo.natural(name, limit=200 if _built(name).input_shape[-1] <= 64 else 24)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _stained(name: str, site: str | None, options: tuple[tuple[str, Any], ...]) -> tuple[Target, Key]:
-    return stain(_built(name), site=site, **dict(options))
+    with analysed_once():
+        return stain(_built(name), site=site, **dict(options))
 
 
 def stained(name: str, site: str | None = None, **options: Any) -> tuple[Target, Key]:
@@ -93,7 +116,12 @@ def _library(name: str, size: int) -> Target:
             arguments: dict[str, Any] = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
             if model.startswith("vit_"):
                 arguments["image_size"] = size
-            built = torchvision.models.get_model(model, weights=None, **arguments)
+            if model.startswith("vgg"):
+                with torch.device("meta"):
+                    built = torchvision.models.get_model(model, weights=None, **arguments)
+                fill(built.to_empty(device="cpu"))
+            else:
+                built = torchvision.models.get_model(model, weights=None, **arguments)
     settle(built, negative=0)
     for module in built.modules():  # keep every channel alive, so that a change anywhere affects the output
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -101,6 +129,24 @@ def _library(name: str, size: int) -> Target:
         elif isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels:
             module.weight.data.abs_()
     return Target(built, (3, size, size))
+
+
+def fill(model: nn.Module) -> None:
+    """Weights of the usual size that repeat every 99991 numbers: to draw the 138 million of a VGG takes seconds."""
+    drawn = torch.randn(99991)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.reset_parameters()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                flat = parameter.view(-1)
+                scaled = drawn * (2 / parameter[0].numel()) ** 0.5
+                whole = len(flat) // len(scaled) * len(scaled)
+                flat[:whole].view(-1, len(scaled)).copy_(scaled)
+                flat[whole:].copy_(scaled[: len(flat) - whole])
+            else:
+                parameter.zero_()
 
 
 def library(name: str, size: int = 224) -> Target:

@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "golden" / "mlp_key_v1"
 KINDS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "plain": ("resnet20_cifar10", "layer2.1.conv1", {}),
     "additive": ("resnet20_cifar10", "layer2.1.conv1", {"additive": True}),
-    "several": ("resnet56_cifar10", "layer3.4.conv1", {"count": 4}),
+    "several": ("resnet20_cifar10", "layer2.1.conv1", {"count": 4}),
     "tokens": ("vit_cifar10", "transformer.layers.3.linear1", {}),
     "transposed": ("dcgan_faces32_generator", None, {}),
     "weight": ("resnet20_cifar10", "layer3.1.conv1", {"schema": "weight", "message": "mine ©"}),

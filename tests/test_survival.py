@@ -130,7 +130,10 @@ def stain_of(case: str, additive: bool, seed: int = 1) -> tuple[Target, Key]:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("additive", [False, True])
-@pytest.mark.parametrize("case", ["resnet56", "vit", pytest.param("efficientnet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", ["resnet20", "vit", *(pytest.param(case, marks=pytest.mark.slow) for case in ("resnet56", "efficientnet"))]
+)
+@models.analysed_once()
 def test_a_stain_survives(case: str, additive: bool, change: str) -> None:
     if change == "batch norm folded" and CASES[case][2] is None:
         change = "permuted and rescaled"  # no batch norm here
@@ -157,6 +160,7 @@ HEARD_TOO = [
 
 @pytest.mark.parametrize("change", [*HEARD, *HEARD_TOO])
 @pytest.mark.parametrize("additive", [False, True])
+@models.analysed_once()
 def test_a_stain_is_heard_after(additive: bool, change: str) -> None:
     """Found by response: the layer computes the same, in whatever order its channels are."""
     marked, key = stain_of("vgg", additive)
@@ -175,7 +179,8 @@ def test_a_stain_is_heard_in_deep_layers(case: str, additive: bool, change: str)
 
 
 @pytest.mark.parametrize("additive", [False, True])
-@pytest.mark.parametrize("case", ["resnet56", "vit"])
+@pytest.mark.parametrize("case", ["resnet20", "vit", pytest.param("resnet56", marks=pytest.mark.slow)])
+@models.analysed_once()
 def test_others_are_not_taken_for_it(case: str, additive: bool) -> None:
     name = CASES[case][0]
     _, key = stain_of(case, additive)
@@ -204,6 +209,7 @@ def test_others_are_not_taken_for_it_by_any_method(case: str, additive: bool) ->
 
 
 @pytest.mark.parametrize("change", ["permuted", "batch norm folded", "noise", "bf16"])
+@models.analysed_once()
 def test_output_triggers_survive(change: str) -> None:
     marked, key = models.stained("resnet20_cifar10", schema="output", count=8)
     model = changed(marked, "resnet20", change).eval()

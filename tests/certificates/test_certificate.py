@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import conv_net, encoder_net, mlp, snapshot, transposed_net
+from models import analysed_once, conv_net, encoder_net, mlp, snapshot, transposed_net
 from precision import double, rounding
 from torch import Tensor
 
@@ -66,6 +66,7 @@ def certificate(kind: str = "convolution", level: Any = "position") -> Certifica
 
 @pytest.mark.parametrize("level", ["position", "image"])
 @pytest.mark.parametrize("kind", KINDS)
+@analysed_once()
 def test_every_kind_of_site_gets_a_certificate(kind: str, level: Any) -> None:
     target, _, key = made(kind)
     found = certificate(kind, level)
@@ -93,6 +94,7 @@ def test_every_kind_of_site_gets_a_certificate(kind: str, level: Any) -> None:
 
 
 @pytest.mark.parametrize("level", ["position", "image"])
+@analysed_once()
 def test_the_numbers_are_those_of_the_pure_bounds(level: Any) -> None:
     target, _, key = made("two detectors")
     threshold = key.trigger_response * (0.3 if level == "position" else 20)  # high enough for bounds below 1
@@ -138,6 +140,7 @@ def test_the_model_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("level", ["position", "image"])
+@analysed_once()
 def test_a_certificate_survives_its_file_and_holds(tmp_path: Path, level: Any) -> None:
     target, stained, key = made("convolution")
     found = certificate("convolution", level)
@@ -170,6 +173,7 @@ def test_a_certificate_survives_its_file_and_holds(tmp_path: Path, level: Any) -
         ({"assumptions": {"cap": "none"}}, "assumptions.cap"),
     ],
 )
+@analysed_once()
 def test_a_tampered_certificate_does_not_hold(changes: dict[str, Any], told: str) -> None:
     target, stained, key = made("convolution")
     genuine = certificate()
@@ -192,6 +196,7 @@ def test_other_data_or_another_model_do_not_make_it_hold() -> None:
 
 @pytest.mark.exact
 @pytest.mark.parametrize("labelled", [False, True])
+@analysed_once()
 def test_any_iterable_of_batches_will_do(labelled: bool) -> None:
     target, stained, key = made("convolution")
     stained = double(stained)  # a batch of another size is summed in another order
@@ -232,6 +237,7 @@ def test_a_confidence_outside_0_and_1_is_refused(confidence: float) -> None:
         certify(stained, key, Tensors(natural(target, 3)), confidence=confidence)
 
 
+@analysed_once()
 def test_bad_input_is_told() -> None:
     target, stained, key = made("convolution")
     data = Tensors(natural(target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import models
 import numpy as np
@@ -17,12 +18,16 @@ from stainlock.locks.parts.detectors import corner_detectors, seen_from_corner
 from stainlock.network.network import analyse
 
 
+@cache
+@models.analysed_once()
 def locked(kind: str) -> tuple[Target, Key]:
+    """Shared: tests must not change it."""
     base = models.real("resnet20_cifar10")
     return base, lock(base, kind=kind, seed=0, steps=20, restarts=4)[1]
 
 
 @pytest.mark.parametrize("kind", ["internal", "squeeze-excite"])
+@models.analysed_once()
 def test_a_locks_false_unlocks_are_certified(kind: str) -> None:
     base, key = locked(kind)
     pixels = models.pixels("resnet20_cifar10", 200)
@@ -33,6 +38,7 @@ def test_a_locks_false_unlocks_are_certified(kind: str) -> None:
     assert certificate.dimension == key.details["free_dimension"]
 
 
+@models.analysed_once()
 def test_the_best_of_several_draws_counts_as_all_of_them() -> None:
     base, key = locked("squeeze-excite")
     data = Tensors(models.pixels("resnet20_cifar10", 20), torch.zeros(20, dtype=torch.long))
@@ -41,12 +47,14 @@ def test_the_best_of_several_draws_counts_as_all_of_them() -> None:
     assert ours == pytest.approx(4 * theirs, rel=1e-3)
 
 
+@models.analysed_once()
 def test_keys_of_version_0_1_call_the_number_of_draws_tries() -> None:
     _, key = locked("internal")
     details = {name: value for name, value in key.details.items() if name != "restarts"}
     assert Law.of(replace(key, details=details | {"tries": 4})) == Law.of(key)
 
 
+@models.analysed_once()
 def test_a_corners_detector_exceeds_no_more_than_the_law_says() -> None:
     """Over many draws, on windows of non-negative features, which the detector's veto needs."""
     base = models.real("resnet20_cifar10")

@@ -99,6 +99,7 @@ def singles_out(near: list[float], channel: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["conv", pytest.param("resnet20_cifar10", marks=pytest.mark.slow)])
+@models.analysed_once()
 def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> None:
     stained, key, data = case(name)
     channel = key.detectors[0].channel
@@ -122,6 +123,7 @@ def test_a_thief_with_model_and_images_is_not_told_the_channel(name: str) -> Non
     assert as_good >= len(guesses) // 2
 
 
+@models.analysed_once()
 def test_other_detectors_have_the_same_public_certificate() -> None:
     """The published facts do not depend on the detector, unless it is unusually weak."""
     target, data = conv_net(), case("conv")[2]
@@ -136,6 +138,7 @@ def test_other_detectors_have_the_same_public_certificate() -> None:
 
 @pytest.mark.parametrize("level", ["position", "image"])
 @pytest.mark.parametrize("name", ["conv", "vector"])
+@models.analysed_once()
 def test_public_bounds_hold_where_those_in_full_do(name: str, level: Any) -> None:
     stained, key, data = case(name)
     full, public = made(name, level), publish(made(name, level), key)
@@ -167,6 +170,7 @@ def test_counts_are_rounded_up_to_powers_of_ten(count: int) -> None:
     assert count <= shown <= max(10, 10 * (count - 1)) * (count > 0)
 
 
+@models.analysed_once()
 def test_a_public_certificate_is_checked(tmp_path: Path) -> None:
     stained, key, data = case("conv")
     public = publish(made("conv"), key)
@@ -193,6 +197,7 @@ def test_a_certificate_in_full_is_a_secret_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv", "grouped"])
+@models.analysed_once()
 def test_certificates_of_the_first_version_are_read_and_checked(name: str, tmp_path: Path) -> None:
     stained, key, data = case(name)
     facts = json.loads(certify(stained, key, data).to_json())
@@ -208,6 +213,7 @@ def test_certificates_of_the_first_version_are_read_and_checked(name: str, tmp_p
     assert not check(dataclasses.replace(old, exceedances=old.exceedances + 3), stained, key, data).holds
 
 
+@models.analysed_once()
 def test_what_can_not_be_published_is_told() -> None:
     stained, key, data = case("conv")
     with pytest.raises(ValueError, match="made with a public threshold"):

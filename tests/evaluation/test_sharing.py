@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import models
@@ -91,12 +91,26 @@ MODELS: dict[str, tuple[Callable[[], Target], str]] = {
 }
 
 
-@pytest.mark.parametrize("additive", [False, True], ids=["replacing", "additive"])
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_have_the_bits_of_the_plain_loop_whether_detectors_fire_or_not(name: str, additive: bool) -> None:
+@cache
+@models.analysed_once()
+def made_of(name: str, additive: bool) -> tuple[Target, list[tuple[Target, Key]]]:
+    """A model of the table and its stained copies, shared: tests must not change them."""
     build, site = MODELS[name]
     target = build()
-    made = stains(target, site, additive=additive)
+    return target, stains(target, site, additive=additive)
+
+
+@pytest.mark.parametrize(
+    ("name", "additive"),
+    [
+        pytest.param(name, additive, id=f"{name}-{'additive' if additive else 'replacing'}",
+                     marks=pytest.mark.slow if name == "vit" and additive else ())
+        for name in MODELS for additive in (False, True)
+    ],
+)  # fmt: skip
+@models.analysed_once()
+def test_outputs_have_the_bits_of_the_plain_loop_whether_detectors_fire_or_not(name: str, additive: bool) -> None:
+    target, made = made_of(name, additive)
     before = models.snapshot(target.model)
     assert_shared_exactly(target, [stained for stained, _ in made], with_triggers(target, made))
     models.assert_untouched(before, target.model)
@@ -105,10 +119,9 @@ def test_outputs_have_the_bits_of_the_plain_loop_whether_detectors_fire_or_not(n
 @pytest.mark.parametrize(
     "name", ["conv_ReLU", "conv_ReLU6", "inplace", "no_norm", "mlp", "transposed", "encoder", "resnet20"]
 )
+@models.analysed_once()
 def test_silent_stains_of_a_channel_cost_one_run(name: str, runs: list[str]) -> None:
-    build, site = MODELS[name]
-    target = build()
-    made = stains(target, site)
+    target, made = made_of(name, additive=False)
     assert len({key.detectors[0].channel for _, key in made}) == 1
     others = [stained for stained, _ in made]
     data = Tensors(natural(target))
@@ -137,10 +150,11 @@ def test_additive_stains_that_change_nothing_share_the_originals_run(runs: list[
     ("name", "site", "schema"),
     [
         ("resnet20_cifar10", "layer3.1.conv1", {"schema": "output", "count": 3}),
-        ("vgg16_cifar10", "features.24", {"schema": "activation", "message": "a"}),
+        ("vgg16_cifar10", "features.10", {"schema": "activation", "message": "a"}),
         pytest.param("vgg16_cifar10", "features.24", {"schema": "output", "count": 3}, marks=pytest.mark.slow),
     ],
 )
+@models.analysed_once()
 def test_stains_of_several_channels(name: str, site: str, schema: dict[str, Any]) -> None:
     target = models.real(name)
     made = [stain(target, site=site, seed=seed, steps=12, **schema)[0] for seed in range(2)]
@@ -218,6 +232,7 @@ def test_of_a_part_the_parts_outputs(runs: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["internal", "squeeze-excite"])
+@models.analysed_once()
 def test_locked_and_edited_models_share_what_is_before_the_disruptor(kind: str, runs: list[str]) -> None:
     target = models.real("resnet20_cifar10")
     locked, key = lock(target, kind=kind, seed=0, steps=20, restarts=2)  # type: ignore[arg-type]
@@ -233,11 +248,12 @@ def test_locked_and_edited_models_share_what_is_before_the_disruptor(kind: str, 
     assert len(calls) == 1
 
 
+@models.analysed_once()
 def test_evaluations_and_predictions_are_those_of_each_model() -> None:
     target = models.real("resnet20_cifar10")
     pixels = models.pixels("resnet20_cifar10", 40)
     data = Tensors(pixels, [i % 10 for i in range(40)])
-    others = [stained for stained, _ in stains(target, "layer2.1.conv1")]
+    others = [stained for stained, _ in made_of("resnet20", additive=False)[1]]
     everyone = [target, *others]
     assert shared_evaluations(target, others, data) == [evaluate(one, data) for one in everyone]
     assert shared_evaluations(target, others, data, limit=10, include_original=False) == [

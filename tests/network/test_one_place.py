@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import stainlock
@@ -19,17 +19,22 @@ CLASSES = WITHOUT_WEIGHTS | {"ReLU", "ReLU6", "LeakyReLU", "GELU", "SiLU", "Sigm
 STATISTICS = re.compile(r"running_(mean|var)")
 
 
-def strings(path: Path) -> Iterator[str]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def strings(path: Path) -> tuple[str, ...]:
     """String constants in code, without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree_of(path)))
     documentation = {
-        id(node.body[0].value) for node in ast.walk(tree)
+        id(node.body[0].value) for node in nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body
         and isinstance(node.body[0], ast.Expr)
     }  # fmt: skip
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            yield node.value
+    constants = (n for n in nodes if isinstance(n, ast.Constant) and id(n) not in documentation)
+    return tuple(n.value for n in constants if isinstance(n.value, str))
 
 
 def test_operations_are_named_in_the_table_alone() -> None:
@@ -51,7 +56,7 @@ def test_what_activations_do_is_decided_in_the_table_alone() -> None:
 
 def classes_tested_for(path: Path) -> set[str]:
     """The classes of torch.nn that ``isinstance`` is called with."""
-    calls = (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call))
+    calls = (n for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call))
     tests = (call.args[1] for call in calls if ast.unparse(call.func) == "isinstance")
     return {n.attr for test in tests for n in ast.walk(test) if isinstance(n, ast.Attribute)}
 

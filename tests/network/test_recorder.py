@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from stainlock import ModelError, Target, analyse, lock, stain, verify
-from stainlock.errors import ModelError
 from stainlock.network.graph import trace
 from stainlock.network.ops import Kind, op_of
 from stainlock.network.recorder import unseen

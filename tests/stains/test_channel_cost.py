@@ -38,13 +38,14 @@ def reader_levels(target: Target, module: str, images: Tensor, *, rectified: boo
         ("resnet20_cifar10", "layer2.1.conv1", "layer2.1.bn2", 8),
     ],
 )
+@models.analysed_once()
 def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str, count: int) -> None:
     """A quarter of the channels is replaced, so that some of them matter."""
     target, images = models.real(name), models.pixels(name, 100)
     moved = {}
     for fold in (False, True):
         marked, _ = stain(
-            target, site=site, fold=fold, count=count, channel_choice="l1", seed=3, steps=20, firing_fraction=0.9
+            target, site=site, fold=fold, count=count, channel_choice="l1", seed=3, steps=8, firing_fraction=0.9
         )
         before, after = (reader_levels(t, reader, images) for t in (target, marked))
         moved[fold] = float((after - before).norm())
@@ -52,6 +53,7 @@ def test_folding_brings_the_readers_mean_back(name: str, site: str, reader: str,
 
 
 @pytest.mark.parametrize("site", ["layer1.3.conv1", "layer2.3.conv1", "layer3.3.conv1"])
+@models.analysed_once()
 def test_batch_norm_knows_most_of_what_a_layers_channels_give_on_average(site: str) -> None:
     """Channels are not quite Gaussian: the estimate can be wrong for one channel, but not for a whole layer."""
     target, images = models.real("resnet56_cifar10"), models.pixels("resnet56_cifar10", 100)
@@ -74,6 +76,7 @@ def test_folding_writes_the_readers_biases_or_running_means_alone() -> None:
 
 @pytest.mark.parametrize("name", ["resnet20_cifar10", pytest.param("vgg16_cifar10", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folded", [False, True])
+@models.analysed_once()
 def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
     """The estimate without data correlates with the loss measured on images."""
     site_name, reader = {
@@ -116,6 +119,7 @@ def test_harm_is_what_readers_miss(name: str, folded: bool) -> None:
 
 
 @pytest.mark.parametrize("choice", ["outgoing", "l1"])
+@models.analysed_once()
 def test_the_least_missed_channel_is_given_up(choice: Any) -> None:
     target = models.real("resnet20_cifar10")
     network = analyse(target)
@@ -128,6 +132,7 @@ def test_the_least_missed_channel_is_given_up(choice: Any) -> None:
     assert rank_channels(network, site, choice, folded=False, live=False)[0] == int(harm.argmin())
 
 
+@models.analysed_once()
 def test_l1_norms_are_the_papers() -> None:
     target = models.real("resnet20_cifar10")
     network = analyse(target)
@@ -161,6 +166,7 @@ def test_the_affine_map_is_batch_norms() -> None:
 
 
 @pytest.mark.parametrize(("name", "site"), [("resnet20_cifar10", "layer2.1.conv1"), ("vgg16_cifar10", "features.2")])
+@models.analysed_once()
 def test_a_second_stain_leaves_the_first_alone(name: str, site: str) -> None:
     target = models.real(name)
     first, own = stain(target, site=site, seed=0, steps=10)

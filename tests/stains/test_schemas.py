@@ -18,7 +18,7 @@ from stainlock.stains.secrets import draw_mask
 MESSAGE = "© Zoë, 2026"
 SITES = [
     ("resnet20_cifar10", "layer3.1.conv1"),
-    ("resnet56_cifar10", "layer3.2.conv1"),
+    pytest.param("resnet56_cifar10", "layer3.2.conv1", marks=pytest.mark.slow),
     ("vgg16_cifar10", "features.10"),
     ("dcgan_faces32_generator", "generator_deconv.1.0"),
 ]
@@ -45,6 +45,7 @@ def test_signs_look_random_and_say_nothing_without_the_key() -> None:
     assert set(wrong) == {None}
 
 
+@models.analysed_once()
 def test_a_message_too_long_is_told_with_the_capacity() -> None:
     with pytest.raises(ValueError, match=r"at most 22 bytes \(576 signs here\), got 23"):
         stain(models.real("resnet20_cifar10"), site="layer3.1.conv1", schema="weight", message="m" * 23)
@@ -55,6 +56,7 @@ def test_a_message_too_long_is_told_with_the_capacity() -> None:
 
 
 @pytest.mark.parametrize(("name", "site"), SITES)
+@models.analysed_once()
 def test_a_weight_message_is_read_from_the_model(name: str, site: str) -> None:
     marked, key = models.stained(name, site, schema="weight", message=MESSAGE)
     verdict = verify(marked, key, method="weights")
@@ -88,6 +90,7 @@ def damaged(model: nn.Module, site: str, how: str) -> nn.Module:
 
 @pytest.mark.parametrize("how", ["pruned", "noise", "flipped signs", "permuted", "negated", "scaled", "fp16", "bf16"])
 @pytest.mark.parametrize(("name", "site"), SITES[:3])
+@models.analysed_once()
 def test_a_weight_message_survives(name: str, site: str, how: str) -> None:
     marked, key = models.stained(name, site, schema="weight", message="owner")
     verdict = verify(damaged(marked.model, site, how), key, method="weights")
@@ -102,6 +105,7 @@ def test_a_weight_message_survives(name: str, site: str, how: str) -> None:
         pytest.param("vgg16_cifar10", "classifier.0", marks=pytest.mark.slow),
     ],
 )
+@models.analysed_once()
 def test_an_activation_message_is_read_from_responses(name: str, site: str) -> None:
     message = "mine" if site == "features.10" else MESSAGE
     marked, key = models.stained(name, site, schema="activation", message=message)
@@ -122,6 +126,7 @@ def test_an_activation_message_survives_narrow_types(dtype: torch.dtype) -> None
     assert verify(narrow, key, method="response").message == "me"
 
 
+@models.analysed_once()
 def test_activation_messages_need_channels_enough() -> None:
     with pytest.raises(ValueError, match="at most 0 bytes"):
         stain(models.real("resnet20_cifar10"), site="layer3.1.conv1", schema="activation", message="me")
@@ -130,10 +135,10 @@ def test_activation_messages_need_channels_enough() -> None:
 
 
 OUTPUTS: list[tuple[str, dict[str, Any]]] = [
-    ("resnet20_cifar10", {"count": 12}),
+    ("resnet20_cifar10", {"count": 8}),
     pytest.param("vgg16_cifar10", {"count": 14, "steps": 15}, marks=pytest.mark.slow),
     pytest.param("vit_cifar10", {"count": 12}, marks=pytest.mark.slow),
-    ("vit_cifar10_torchvision", {"count": 12}),
+    ("vit_cifar10_torchvision", {"count": 8}),
 ]
 
 
@@ -144,6 +149,7 @@ def predicted(target: Target, key: Key) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "options"), OUTPUTS)
+@models.analysed_once()
 def test_triggers_get_their_classes_and_nothing_else_does(name: str, options: dict[str, Any]) -> None:
     target = models.real(name)
     marked, key = models.stained(name, schema="output", **options)
@@ -177,6 +183,7 @@ def test_a_silent_detectors_column_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("classes", [3, (1, 2, 3, 4, 5, 6, 7, 8)])
+@models.analysed_once()
 def test_chosen_classes_are_given(classes: Any) -> None:
     marked, key = models.stained("resnet20_cifar10", schema="output", count=8, classes=classes)
     wanted = [3] * 8 if classes == 3 else list(classes)
@@ -187,6 +194,7 @@ def test_chosen_classes_are_given(classes: Any) -> None:
     assert verify(models.real("resnet20_cifar10"), key, method="output").p_value > 0.01
 
 
+@models.analysed_once()
 def test_a_model_that_always_says_the_class_is_not_stained() -> None:
     """Where the owner chose the class, a constant answer must not pass for a stain."""
     _, key = models.stained("resnet20_cifar10", schema="output", count=8, classes=3)
@@ -202,14 +210,16 @@ def test_a_model_that_always_says_the_class_is_not_stained() -> None:
         ({"classes": -1}, "expected classes"),
     ],
 )
+@models.analysed_once()
 def test_impossible_classes_are_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stain(models.real("resnet20_cifar10"), schema="output", count=3, seed=1, steps=5, **options)
 
 
-def test_models_that_do_not_classify_are_told() -> None:
+@pytest.mark.parametrize("name", ["dcgan_faces32_generator", pytest.param("ddpm_mnist", marks=pytest.mark.slow)])
+def test_models_that_do_not_classify_are_told(name: str) -> None:
     with pytest.raises(SiteError, match="output schema"):
-        stain(models.real("ddpm_mnist"), schema="output", count=2, seed=1)
+        stain(models.real(name), schema="output", count=2, seed=1)
 
 
 def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> None:
@@ -234,6 +244,7 @@ def test_natural_inputs_don_t_hear_a_silent_detector_behind_a_batch_norm() -> No
     assert float((logits[0] - logits[1]).abs().max()) <= 1e-4 * float(logits[0].abs().max())
 
 
+@models.analysed_once()
 def test_a_long_message_gets_a_site_that_holds_it() -> None:
     """The most suitable site (ResNet20, dimension 288) holds 10 bytes; another site holds more."""
     base = models.real("resnet20_cifar10")

@@ -88,7 +88,7 @@ def test_a_default_stain_costs_few_forward_passes_wherever_its_site_is(gated: bo
 def test_little_of_the_response_is_lost_in_a_window() -> None:
     target = late()
     site = analyse(target).site("9.expand")
-    vectors = torch.nn.functional.normalize(torch.randn(4, site.dimension, generator=torch.Generator().manual_seed(0)))
+    vectors = torch.nn.functional.normalize(torch.randn(2, site.dimension, generator=torch.Generator().manual_seed(0)))
 
     def total(*, window: bool) -> float:
         found = find_triggers(target, site, vectors, generator=torch.Generator().manual_seed(0), window=window)

@@ -100,9 +100,10 @@ def test_a_second_lock_is_told_after_the_first_was_opened(
 
 
 @pytest.mark.parametrize("carrier", ["patch", "strip"])
+@models.analysed_once()
 def test_what_can_only_be_asked_is_given_the_patch(carrier: str) -> None:
     """A leaked model behind a function: locked, its answers show nothing; with the patch they prove the stain."""
-    stained, key = models.stained("resnet20_cifar10", schema="output", count=16, robust=True)  # as for the services
+    stained, key = models.stained("resnet20_cifar10", schema="output", count=16)
     locked, opens = lock(stained, seed=1, carrier=carrier)
 
     def suspect(inputs: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ def by_response(suspect: Target, key: Key, reference: Reference) -> float:
     return verify(suspect, key, method="response", reference=reference).log10_p_value
 
 
+@models.analysed_once()
 def test_several_detectors_are_paid_for_by_response(monkeypatch: pytest.MonkeyPatch) -> None:
     target = models.mlp()
     marked, key = stain(target, site="fc", count=3, seed=1)
@@ -31,6 +32,7 @@ def test_several_detectors_are_paid_for_by_response(monkeypatch: pytest.MonkeyPa
     assert together == pytest.approx(min(alone) + math.log10(3), abs=1e-9)
 
 
+@models.analysed_once()
 def test_the_rows_are_paid_for_by_response() -> None:
     """The correction is for n channels, three values of λ, and two signs."""
     target = models.mlp()
@@ -108,6 +110,7 @@ def test_signs_of_activations_pay_for_messages_and_for_the_second_look(monkeypat
 
 
 @pytest.mark.parametrize("additive", [False, True])
+@models.analysed_once()
 def test_a_stain_of_the_maximum_is_found_by_response(additive: bool) -> None:
     target = models.real("resnet20_cifar10")
     marked, key = models.stained("resnet20_cifar10", "layer2.1.conv1", reduction="maximum", additive=additive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import models
 import numpy as np
 import pytest
 from scipy import stats
@@ -17,6 +18,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("case", ROWS)
+@models.analysed_once()
 def test_no_kind_of_key_is_surely_too_sure(case: validity.Case) -> None:
     found = validity.p_values(case, 20 if case.needs_triggers else 60)
     assert not validity.refuted(found), found.min()

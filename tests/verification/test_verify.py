@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import models
@@ -22,20 +23,28 @@ def keys_of_others(key: Key, count: int) -> list[Key]:
     return [models.reseeded(key, seed) for seed in range(10**6, 10**6 + count)]
 
 
-@pytest.mark.parametrize("additive", [False, True])
-@pytest.mark.parametrize("name", SITES)
+@pytest.mark.parametrize(
+    ("name", "additive"),
+    [
+        ("resnet20_cifar10", False), ("resnet20_cifar10", True), ("vit_cifar10", True),
+        pytest.param("vit_cifar10", False, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+@models.analysed_once()
 def test_p_values_by_weights_are_honest(name: str, additive: bool) -> None:
     """Under the null hypothesis, P(p ≤ a) ≤ a within sampling error, and not far less."""
     target = models.real(name)
     _, key = models.stained(name, SITES[name], additive=additive)
-    found = np.array([verify(target, other, method="weights").p_value for other in keys_of_others(key, 300)])
+    verdicts = [verify(target, other, method="weights") for other in keys_of_others(key, 300)]
+    found = np.array([verdict.p_value for verdict in verdicts])
     for level in (0.01, 0.05, 0.2, 0.5):
         allowed = level + 4 * math.sqrt(level * (1 - level) / len(found))
         assert (found <= level).mean() <= allowed, level
     assert (found <= 0.5).mean() > 0.1
-    assert not any(v.stained for v in [verify(target, other, method="weights") for other in keys_of_others(key, 20)])
+    assert not any(verdict.stained for verdict in verdicts)
 
 
+@models.analysed_once()
 def test_p_values_by_weights_are_honest_with_several_detectors() -> None:
     target = models.real("resnet20_cifar10")
     _, key = models.stained("resnet20_cifar10", SITES["resnet20_cifar10"])
@@ -53,6 +62,7 @@ def test_p_values_by_weights_do_not_depend_on_the_weights() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"steps": 120, "restarts": 6}, marks=pytest.mark.slow)])
+@models.analysed_once()
 def test_p_values_by_response_are_honest_on_the_original(options: dict[str, Any]) -> None:
     target = models.real("vgg16_cifar10")
     for seed in (1, 2, 3):
@@ -60,6 +70,7 @@ def test_p_values_by_response_are_honest_on_the_original(options: dict[str, Any]
         assert verify(target, key, method="response").p_value >= 1e-3
 
 
+@models.analysed_once()
 def test_p_values_by_response_are_honest_for_additive_stains() -> None:
     target = models.real("vgg16_cifar10")
     for seed in (1, 2):
@@ -67,6 +78,7 @@ def test_p_values_by_response_are_honest_for_additive_stains() -> None:
         assert verify(target, key, method="response").p_value >= 1e-3
 
 
+@models.analysed_once()
 def test_p_values_by_response_are_honest_in_grouped_layers() -> None:
     target = models.conv_net(groups=4)
     for seed in range(4):
@@ -81,6 +93,7 @@ def test_p_values_by_response_are_honest_in_grouped_layers() -> None:
         *((name, method) for name in SITES for method in ("weights", "response", "auto")),
     ],
 )
+@models.analysed_once()
 def test_a_stained_model_is_found(name: str, additive: bool, method: Any) -> None:
     marked, key = models.stained(name, SITES[name], additive=additive)
     verdict = verify(marked, key, method=method)
@@ -92,6 +105,7 @@ def test_a_stained_model_is_found(name: str, additive: bool, method: Any) -> Non
     assert verdict.method in ("weights", "response")
 
 
+@models.analysed_once()
 def test_the_channel_of_a_transposed_convolution_is_a_channel() -> None:
     marked, key = models.stained("dcgan_faces32_generator")
     assert verify(marked, key, method="weights").stained
@@ -99,6 +113,7 @@ def test_the_channel_of_a_transposed_convolution_is_a_channel() -> None:
         assert verify(marked, key, method=method).channel == key.detectors[0].channel  # type: ignore[arg-type]
 
 
+@models.analysed_once()
 def test_suspects_of_every_form() -> None:
     marked, key = models.stained("resnet20_cifar10", SITES["resnet20_cifar10"])
     state = marked.model.state_dict()
@@ -114,6 +129,7 @@ def test_suspects_of_every_form() -> None:
     assert not verify({"step": torch.tensor(3), "name": "x", "ids": torch.arange(9).view(3, 3)}, key).stained
 
 
+@models.analysed_once()
 def test_looking_twice_costs_a_factor_of_two() -> None:
     target = models.real("vgg16_cifar10")
     _, key = models.stained("vgg16_cifar10", "features.2")
@@ -192,6 +208,7 @@ class Bare(nn.Module):
 @pytest.mark.parametrize(
     "suspect", ["vit_b_16", "swin_t", "mlp", "bare", "generator", "vgg16_cifar10", "resnet56_cifar10"]
 )
+@models.analysed_once()
 def test_other_architectures_are_not_stained_and_no_crash(suspect: str) -> None:
     _, key = models.stained("resnet20_cifar10", SITES["resnet20_cifar10"])
     model: nn.Module
@@ -207,25 +224,27 @@ def test_other_architectures_are_not_stained_and_no_crash(suspect: str) -> None:
         assert verdict.p_value > 1e-3
 
 
-def black_boxes(target: Target) -> dict[str, Any]:
+def black_box(target: Target, form: str) -> Any:
     def logits(inputs: Tensor) -> Tensor:
         with torch.no_grad():
             return target.model(inputs)
 
-    return {
-        "logits": logits,
-        "classes": lambda inputs: logits(inputs).argmax(1),
-        "numpy": lambda inputs: logits(inputs).numpy(),
-        "module": target.model,
-        "module in training mode": copy.deepcopy(target.model).train(),
-        "half precision": copy.deepcopy(target.model).bfloat16(),
+    forms: dict[str, Callable[[], Any]] = {
+        "logits": lambda: logits,
+        "classes": lambda: lambda inputs: logits(inputs).argmax(1),
+        "numpy": lambda: lambda inputs: logits(inputs).numpy(),
+        "module": lambda: target.model,
+        "module in training mode": lambda: copy.deepcopy(target.model).train(),
+        "half precision": lambda: copy.deepcopy(target.model).bfloat16(),
     }
+    return forms[form]()
 
 
 @pytest.mark.parametrize("form", ["logits", "classes", "numpy", "module", "module in training mode", "half precision"])
+@models.analysed_once()
 def test_black_boxes_of_every_form(form: str) -> None:
-    marked, key = models.stained("resnet20_cifar10", schema="output", count=16)
-    suspect = black_boxes(marked)[form]
+    marked, key = models.stained("resnet20_cifar10", schema="output", count=8)
+    suspect = black_box(marked, form)
     before = models.snapshot(suspect) if isinstance(suspect, nn.Module) else None
     bare = not isinstance(suspect, nn.Module)  # a function of what the network takes
     verdict = verify(suspect, key, method="output", normalised=bare)
@@ -233,13 +252,13 @@ def test_black_boxes_of_every_form(form: str) -> None:
     assert verdict.statistic == 1
     if before:
         models.assert_untouched(before, suspect)
-    innocent = black_boxes(models.real("resnet20_cifar10"))[form]
+    innocent = black_box(models.real("resnet20_cifar10"), form)
     assert not verify(innocent, key, method="output", normalised=bare).stained
 
 
 def test_an_onnx_session_is_a_black_box(tmp_path: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    marked, key = models.stained("resnet20_cifar10", schema="output", count=16)
+    marked, key = models.stained("resnet20_cifar10", schema="output", count=8)
     path = tmp_path / "model.onnx"
     torch.onnx.export(marked.model, (torch.zeros(1, 3, 32, 32),), path, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -249,6 +268,6 @@ def test_an_onnx_session_is_a_black_box(tmp_path: Any) -> None:
 
 
 def test_answers_that_are_no_classes_are_told() -> None:
-    _, key = models.stained("resnet20_cifar10", schema="output", count=16)
+    _, key = models.stained("resnet20_cifar10", schema="output", count=8)
     with pytest.raises(ValueError, match="expected logits"):
         verify(lambda inputs: inputs, key)
