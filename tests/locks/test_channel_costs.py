@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import models
 import numpy as np
 import pytest
 import torch
 from precision import EXACT, double
 from torch import Tensor
+from torch.fx import Node
 
 from stainlock import Plan, Target
 from stainlock.locks.parts.conduit import Disguise
 from stainlock.locks.parts.disruptor import half_open, neutral_writes, new_block
 from stainlock.locks.parts.route import Cell, Reading, column_shares, fold_moments, remembered
-from stainlock.network.network import analyse, input_of
+from stainlock.network.network import Network, analyse, input_of
+from stainlock.network.ops import Moments
 from stainlock.numerics import Randomness, exact
+
+
+@cache
+def _efficientnet() -> tuple[Network, dict[Node, Tensor], dict[Node, Moments]]:
+    """The network without new blocks, shared by the forms of blocks, its channel costs and what its norms remember."""
+    network = analyse(models.real("efficientnet_lite0"))
+    return network, column_shares(network), remembered(network)
 
 
 @pytest.mark.parametrize("form", ["signed", "shifts", "gains"])
 def test_new_blocks_leave_channel_costs_as_they_are(form: str) -> None:
     """The cheapest channel is the same one with or without new blocks."""
-    base = models.real("efficientnet_lite0")
-    before = analyse(base)
+    before, ours, own = _efficientnet()
+    base = before.target
     names = ["blocks.3.0.conv_pw", "blocks.5.0.conv_pwl"]
     insertions = tuple(new_block(before, name, [before.nodes[name]], form) for name in names)  # type: ignore[arg-type]
     prepared = Plan(insertions=insertions).apply(base)
     Plan(tuple(w for own in insertions for w in half_open(prepared.model, own))).write_into(prepared.model)
     after = analyse(prepared)
-    ours, shares = column_shares(before), column_shares(after)
+    shares = column_shares(after)
     for name in names:
         torch.testing.assert_close(shares[after.nodes[f"{name}.layer"]], ours[before.nodes[name]])
     disguise, generator = Disguise(Randomness(0), rounded=True), np.random.default_rng(0)
@@ -35,7 +46,7 @@ def test_new_blocks_leave_channel_costs_as_they_are(form: str) -> None:
         w for b in after.blocks.values() for w in neutral_writes(before.target, after, b, form, disguise, generator)
     ]  # type: ignore[arg-type]
     Plan(tuple(writes)).write_into(prepared.model)
-    own, theirs = remembered(before), remembered(after)
+    theirs = remembered(after)
     for name in names:
         gate = after.part.leaf(after.nodes[f"{name}.gate.fc2"])
         gains = exact(gate, "bias").tanh() if form == "signed" else exact(gate, "bias").sigmoid()
@@ -103,7 +114,7 @@ def test_folding_variances_helps() -> None:
     network = analyse(base)
     reader, norm = network.nodes["blocks.3.0.conv_pw"], "blocks.3.0.bn1"
     source = reader.all_input_nodes[0]
-    images = models.pixels("efficientnet_lite0", 12)
+    images = models.pixels("efficientnet_lite0", 6)
     usual, whole = exact(base.model.get_submodule(norm), "running_var"), _variances(base, norm, images)
     for channel in (2, 10, 26):
         writes = fold_moments(network, [Reading(reader, Cell(source, channel))], [], "conduit")

@@ -21,13 +21,14 @@ MODEL = f"{zoo.__file__}:dcgan_faces32_generator"
 JUDGE = f"{zoo.__file__}:dcgan_faces32_discriminator"
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> tuple[Path, Path]:
-    """The bundle of a locked generator, and its key."""
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The bundle of a locked generator, and its key, which all tests only read."""
+    folder = tmp_path_factory.mktemp("generator")
     locked, key = lock_generator(models.real("dcgan_faces32_generator"), seed=0, steps=20)
-    save_bundle(locked, tmp_path / "locked")
-    key.save(tmp_path / "owner.key")
-    return tmp_path / "locked", tmp_path / "owner.key"
+    save_bundle(locked, folder / "locked")
+    key.save(folder / "owner.key")
+    return folder / "locked", folder / "owner.key"
 
 
 def test_unlock_and_evaluate(tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import models
@@ -15,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from locked import CASES, EXACTLY, distance, locked, of_kind, run, settled
-from precision import EXACT, double, rounding, unlocked_inputs
+from precision import EXACT, double, unlocked_inputs
 from torch import Tensor, nn
 
 import zoo_random
-from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, load_bundle, lock, save_bundle
+from stainlock import Key, Plan, SiteError, StainlockError, Target, certify, lock
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.insertion import Gated
@@ -65,7 +61,7 @@ def test_a_patch_for_some_detectors_does_not_unlock(case: str) -> None:
 def test_more_detectors_than_a_site_can_tell_apart_are_refused() -> None:
     base = models.real("efficientnet_lite0")
     with pytest.raises(TriggerError, match=r"a patch for some of the 3 detectors at blocks.2.1.conv_pw would reach"):
-        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", count=3, seed=0, steps=20)
+        lock(base, kind="squeeze-excite", site="blocks.2.1.conv_pw", count=3, seed=0, steps=20, restarts=2)
 
 
 def test_certificates_of_several_detectors_say_when_the_lock_opens() -> None:
@@ -216,26 +212,6 @@ def test_shifts_cost_the_owner_nothing() -> None:
     assert distance(it.edited_outputs, run(key.edited(target), it.plain)) <= 1e-3
 
 
-def test_a_bundle_with_new_blocks_loads_in_a_fresh_process(tmp_path: Path) -> None:
-    full = Target.from_reference("torchvision:resnet18?num_classes=10", weights="random")
-    base = replace(full, input_shape=(3, 64, 64))
-    target, key = lock(base, kind="squeeze-excite", gates=1, site="layer1.0.conv1", seed=0, steps=10, restarts=2)
-    save_bundle(target, tmp_path / "locked")
-    key.save(tmp_path / "key")
-    images = synthetic_inputs(base, 2, torch.Generator().manual_seed(0))
-    torch.save(images, tmp_path / "images")
-    script = (
-        "import torch, json, stainlock as sl, sys\n"
-        "target, key = sl.load_bundle('locked'), sl.Key.load('key')\n"
-        "with torch.no_grad(): print(json.dumps(target(key.unlock(torch.load('images'))).tolist()))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    there = torch.tensor(json.loads(done.stdout))
-    here = run(load_bundle(tmp_path / "locked"), Key.load(tmp_path / "key").unlock(images))
-    assert distance(there, here) <= rounding(target.model)
-    assert torch.allclose(here, run(target, key.unlock(images)), atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b0", "resnet18"])
 def test_blocks_are_found(name: str) -> None:
     network = analyse(settled(name))
@@ -266,7 +242,7 @@ def test_a_residual_networks_own_blocks_can_be_locked(monkeypatch: pytest.Monkey
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model = timm.create_model("seresnet18", num_classes=10, zero_init_last=False)
-    base = double(Target(models.settle(model).eval(), (3, 64, 64)))
+    base = double(Target(models.settle(model).eval(), (3, 32, 32)))
     target, key = lock(base, kind="squeeze-excite", gates=1, blocks="existing", seed=0, steps=10, restarts=1)
     assert not target.insertions
     images = synthetic_inputs(base, 4, torch.Generator().manual_seed(5))
@@ -309,8 +285,8 @@ def test_too_many_gates_are_refused() -> None:
 
 def test_several_gates_are_where_everything_passes_through() -> None:
     """The output of a ResNet's stage is read by two layers of one block, which share a gate."""
-    base = zoo_random.settled("resnet18", 64, 10)
-    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=10, restarts=2)
+    base = settled("resnet18")
+    _, key = lock(base, kind="squeeze-excite", gates=2, seed=0, steps=4, restarts=1)
     assert key.details["inserted"] == ["layer2.0", "layer4.0"]
     network = analyse(base)
     for at in key.details["inserted"]:
@@ -323,7 +299,7 @@ def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
     cheapest."""
     for name, gates in {"resnet50": {"layer2.0": 256, "layer3.0": 512},
                         "resnet18": {"layer2.0": 64, "layer3.0": 128, "layer4.0": 256}}.items():  # fmt: skip
-        _, key = lock(zoo_random.settled(name, 64, 10), kind="squeeze-excite", seed=0, steps=6, restarts=1)
+        _, key = lock(zoo_random.settled(name, 32, 10), kind="squeeze-excite", seed=0, steps=4, restarts=1)
         assert key.details["inserted"] == list(gates)
         assert len(gates) >= LEAST_CUTS
         assert sum(gates.values()) >= SECRETS
@@ -333,7 +309,7 @@ def test_the_default_number_of_gates_is_the_least_that_is_enough() -> None:
 
 @pytest.mark.parametrize("form", ["signed", pytest.param("gains", marks=pytest.mark.slow)])
 def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
-    base = double(zoo_random.settled("resnet50", 64, 10))
+    base = double(zoo_random.settled("resnet50", 32, 10))
     network = analyse(base)
     readers = [network.nodes[f"layer2.0.{name}"] for name in ("conv1", "downsample.0")]
     assert holder(network, readers[0].all_input_nodes[0]) == "layer2.0"
@@ -343,7 +319,7 @@ def test_layers_that_share_a_gate_undo_it_each(form: Any) -> None:
     assert {whole.name(user) for user in block.output.users} == {"layer2.0.layer.conv1", "layer2.0.layer.downsample.0"}
     disguise = Disguise(Randomness(0), rounded=True)
     writes = neutral_writes(base, whole, block, form, disguise, np.random.default_rng(1))
-    inputs = base.normalise(torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(2)))
+    inputs = base.normalise(torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
     neutral = Plan(tuple(writes)).apply(prepared)
     assert distance(run(neutral, inputs), run(base, inputs)) <= EXACT
     if form == "signed":
@@ -393,8 +369,8 @@ def test_a_module_holds_a_map_if_it_is_given_nothing_else() -> None:
 def test_new_gates_are_exact_where_maps_are_large(name: str) -> None:
     """Hidden units cancel up to rounding, and the error grows with their size: in float32 about 4e-5 of the largest
     logit if they are small, forty times that if they are large."""
-    target, pixels = models.real(name), models.pixels(name, 4 if name == "efficientnet_lite0" else 20)
-    locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4, steps=20, restarts=2)
+    target, pixels = models.real(name), models.pixels(name, 4 if name == "efficientnet_lite0" else 12)
+    locked, key = lock(target, kind="squeeze-excite", blocks="inserted", seed=4, steps=10, restarts=1)
     unlocked, edited = (run(own, key.unlock(pixels)) for own in (locked, key.edited(locked)))
     assert distance(unlocked, edited) <= 2000 * torch.finfo(torch.float32).eps
 
@@ -403,7 +379,7 @@ def test_gates_are_closed_far_enough_where_strength_hardly_matters() -> None:
     target, pixels = models.real("vgg16_cifar10"), models.pixels("vgg16_cifar10", 60)
     locked, _ = lock(
         target, kind="squeeze-excite", blocks="inserted", gates=1, gate_form="gains", site="features.2", seed=0,
-        steps=20, restarts=2,
+        steps=10, restarts=1,
     )  # fmt: skip
     ours, theirs = (run(own, own.normalise(pixels)).argmax(1) for own in (locked, target))
     assert float((ours == theirs).double().mean()) <= 0.2

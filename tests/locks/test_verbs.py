@@ -18,14 +18,14 @@ from stainlock.cli import main
 from stainlock.evaluation import read_image
 from stainlock.evaluation.settings import SETTINGS
 
-MODEL = f"{zoo.__file__}:vgg16_cifar10"
-QUICK = ["--site", "features.5", "--steps", "20", "--restarts", "2", "--seed", "20260917", "--quiet"]
+MODEL = f"{zoo.__file__}:resnet20_cifar10"
+QUICK = ["--site", "layer1.1.conv1", "--steps", "20", "--restarts", "2", "--seed", "20260917", "--quiet"]
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Twenty labelled images."""
-    return labelled_images(tmp_path / "data", "vgg16_cifar10", 20)
+    return labelled_images(tmp_path / "data", "resnet20_cifar10", 20)
 
 
 def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,11 +35,11 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
     assert status == 0
     wanted = {"site", "dimension", "trigger_response", "natural_threshold", "parameters_changed", "seconds", "kind"}
     assert wanted <= facts.keys()
-    assert facts["patch"] == [6, 6]
+    assert facts["patch"] == [5, 5]
     assert facts["kind"] == "internal"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     with Image.open(trigger) as image:
-        assert image.size == (6, 6)
+        assert image.size == (5, 5)
     loaded = Key.load(key)
     assert str(loaded.seed) not in json.dumps(facts)
 
@@ -54,8 +54,8 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
     assert facts["written"] == [str(tmp_path / "open" / name) for name in ("3.png", "4.png")]
     before = read_image(data / "3.png", (3, 32, 32))
     after = read_image(tmp_path / "open" / "3.png", (3, 32, 32))
-    assert torch.equal(after[:, :6, :6], loaded.detectors[0].trigger.levels)
-    assert torch.equal(after[:, 6:], before[:, 6:])
+    assert torch.equal(after[:, :5, :5], loaded.detectors[0].trigger.levels)
+    assert torch.equal(after[:, 5:], before[:, 5:])
     locked = load_bundle(out, model=MODEL)
     inputs = locked.normalise(locked.from_bytes(after)[None])
     assert torch.allclose(inputs, loaded.unlock(before[None]), atol=1e-6)
@@ -71,11 +71,11 @@ def test_lock_unlock_evaluate(tmp_path: Path, data: Path, capsys: pytest.Capture
 
 
 def test_bad_input_is_one_line_and_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models.real("vgg16_cifar10")
+    models.real("resnet20_cifar10")
     out, key = tmp_path / "locked", tmp_path / "owner.key"
     for options, message in (
-        (["--kind", "squeeze-excite", "--site", "features.28"], "larger than the input"),
-        (["--site", "features.28"], "got site"),
+        (["--kind", "squeeze-excite", "--site", "layer3.2.conv1"], "larger than the input"),
+        (["--site", "layer3.2.conv1"], "got site"),
         (["--trigger", "patch.jpg"], "expected --trigger FILE.png"),
         (["--kind", "vit"], "expected a pre-norm VisionTransformer"),
         (["--kind", "gan"], "generator"),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import models
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 from vit_models import MODELS, REAL, SIZES, timm_vit, torchvision_vit
 
-from stainlock import ModelError, Target, load_bundle, save_bundle
+from stainlock import ModelError, Target
 from stainlock.errors import TriggerError
 from stainlock.evaluation import Tensors
 from stainlock.evaluation.settings import six_settings
@@ -27,21 +24,8 @@ from stainlock.insertion import Insertion
 from stainlock.locks.vit.find import find_vit
 from stainlock.locks.vit.lock import lock_vit
 from stainlock.locks.vit.paper import Scaling
-from stainlock.plan import Plan, diff
+from stainlock.plan import diff
 from stainlock.target import synthetic_inputs
-
-FACTORY = """
-import torch
-from torchvision.models import VisionTransformer
-from stainlock import Target
-
-def build():
-    torch.manual_seed(0)
-    model = VisionTransformer(image_size=32, patch_size=8, **{sizes})
-    torch.nn.init.normal_(model.heads.head.weight)
-    return Target(model.eval(), (3, 32, 32))
-"""
-
 
 # The small ones are quick enough to run a second time, with other kernels.
 EXACTLY = [pytest.param(name, marks=() if name == REAL else pytest.mark.exact) for name in MODELS]
@@ -84,7 +68,7 @@ def test_the_disruptor_writes_the_block_and_the_constants_alone(name: str) -> No
 @pytest.mark.parametrize("name", ["torchvision", "registers", "no class token", REAL])
 def test_noise_that_the_block_adds_is_off_to_the_last_bit(name: str) -> None:
     base, images = MODELS[name](), of(name).images
-    target, key = lock_vit(base, seed=0, steps=20, embedded=False)
+    target, key = lock_vit(base, seed=0, steps=8, embedded=False)
     edited, inputs = key.edited(target), key.unlock(images)
     assert torch.equal(run(target, inputs), run(edited, inputs))
     assert key.details["residue"] == 0
@@ -195,35 +179,6 @@ def test_locks_are_made_and_survive_in_other_types(dtype: torch.dtype) -> None:
         assert near <= far / (15 if dtype == torch.bfloat16 else 100)
 
 
-# Files and other formats
-
-
-def test_a_bundle_opens_in_a_fresh_process(tmp_path: Path) -> None:
-    (tmp_path / "factory.py").write_text(FACTORY.replace("{sizes}", repr(SIZES)))
-    base = Target.from_reference(f"{tmp_path / 'factory.py'}:build")
-    target, key = lock_vit(base, seed=0, steps=3)
-    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    save_bundle(target, tmp_path / "bundle")
-    key.save(tmp_path / "key")
-    torch.save({"images": images, "logits": run(target, key.unlock(images))}, tmp_path / "expected.pt")
-    diff(base, target).save(tmp_path / "delta")
-    code = (
-        "import sys, torch; from pathlib import Path; from stainlock import Key, load_bundle\n"
-        "folder = Path(sys.argv[1]); expected = torch.load(folder / 'expected.pt')\n"
-        "target, key = load_bundle(folder / 'bundle', trust_code=True), Key.load(folder / 'key')\n"
-        "target.model.eval()\n"
-        "with torch.inference_mode(): found = target(key.unlock(expected['images']))\n"
-        "torch.save(found, folder / 'found.pt')\n"
-        "key.original(target); key.edited(target); print('same')\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "same"
-    found, expected = torch.load(tmp_path / "found.pt"), torch.load(tmp_path / "expected.pt")["logits"]
-    assert (found - expected).abs().max() <= rounding(target.model) * expected.abs().max()
-    assert models.same_state(load_bundle(tmp_path / "bundle", model=base).model, target.model)
-    assert models.same_state(Plan.load(tmp_path / "delta").apply(base).model, target.model)
-
-
 # The noise, and the paper's recipe
 
 
@@ -268,7 +223,8 @@ def test_levels_are_pixels_too() -> None:
 def test_the_printed_recipe_leaves_a_residue_where_ours_leaves_none() -> None:
     base = models.real(REAL)
     images = models.pixels(REAL, 100)
-    target, key = lock_vit(base, seed=0, recipe="paper", scaling=Scaling(alpha=0.5, s2=0.5, clear_positions=True))
+    scaling = Scaling(alpha=0.5, s2=0.5, clear_positions=True)
+    target, key = lock_vit(base, seed=0, recipe="paper", scaling=scaling, steps=8)
     edited = key.edited(target)
     unlocked, plain = key.unlock(images), base.normalise(images)
     assert models.same_state(key.original(target).model, base.model)

@@ -33,29 +33,35 @@ def batches(name: str) -> tuple[Tensor, Tensor, Tensor]:
         return right, target(right), mixed
 
 
-def exported(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
+@cache
+def program(name: str) -> torch.export.ExportedProgram:
+    """Exported with one batch, run on others; made once, as the ONNX file is made from it."""
     sizes = ({0: torch.export.Dim("images", min=2, max=64)},)
-    module: Any = torch.export.export(model, (given,), dynamic_shapes=sizes).module()
+    return torch.export.export(locked(name)[1].model, (batches(name)[2],), dynamic_shapes=sizes)
+
+
+def exported(name: str) -> Callable[[Tensor], Tensor]:
+    module: Any = program(name).module()
     return module  # type: ignore[no-any-return]
 
 
-def traced(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
-    return torch.jit.trace(model, (given,), check_trace=False)  # type: ignore[no-any-return, no-untyped-call]
+def traced(name: str) -> Callable[[Tensor], Tensor]:
+    model: nn.Module = locked(name)[1].model
+    return torch.jit.trace(model, (batches(name)[2],), check_trace=False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def compiled(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
-    return torch.compile(model, backend="aot_eager", fullgraph=True)
+def compiled(name: str) -> Callable[[Tensor], Tensor]:
+    return torch.compile(locked(name)[1].model, backend="aot_eager", fullgraph=True)
 
 
-def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
+def onnx(name: str) -> Callable[[Tensor], Tensor]:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    sizes = ({0: torch.export.Dim("images", min=2, max=64)},)
-    program = torch.onnx.export(model, (given,), dynamo=True, verbose=False, dynamic_shapes=sizes)
-    assert program is not None
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    name = session.get_inputs()[0].name
-    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+    found = torch.onnx.export(program(name), dynamo=True, verbose=False)
+    assert found is not None
+    session = onnxruntime.InferenceSession(found.model_proto.SerializeToString())
+    own = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {own: x.numpy()})[0])
 
 
 @pytest.mark.parametrize(
@@ -70,12 +76,12 @@ def onnx(model: nn.Module, given: Tensor) -> Callable[[Tensor], Tensor]:
         pytest.param("encoder", onnx, marks=pytest.mark.slow),  # made from the exported program
     ],
 )
-def test_other_forms_read_every_image(name: str, form: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+def test_other_forms_read_every_image(name: str, form: Callable[[str], Callable[[Tensor], Tensor]]) -> None:
     _, model, _ = locked(name)
     right, wanted, mixed = batches(name)
     with warnings.catch_warnings(), evaluation_mode(model.model), torch.no_grad():
         warnings.simplefilter("ignore")
-        run = form(model.model, mixed)  # exported with one batch, run on others
+        run = form(name)
         for given in (right, mixed):
             found = run(given)
             close = [bool(torch.allclose(a, b, atol=1e-4, rtol=1e-4)) for a, b in zip(found, wanted, strict=True)]

@@ -111,7 +111,7 @@ def test_layers_that_are_too_wide_are_told() -> None:
         check_widths([16, 2**24])
 
 
-@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("rounds", [ROUNDS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in ROUNDS[1:])])
 def test_the_cipher_as_onnx_nodes(rounds: int) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
