@@ -74,7 +74,6 @@ def test_classes_are_shown_by_name(tmp_path: Path, own: dict[str, Any]) -> None:
     assert class_namer(Setup("m", data=str(tmp_path)))(1) == "b"
 
 
-@pytest.mark.usefixtures("only_pngs")
 def test_pruning(tmp_path: Path, own: dict[str, Any]) -> None:
     reproduce("pruning", tmp_path, layers=("0",), options={"strengths": [0.2, 0.6]}, **own)
     rows = table(tmp_path / "pruning" / "rows.csv")

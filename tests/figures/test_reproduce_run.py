@@ -96,7 +96,6 @@ def test_same_numbers_in_processes(tmp_path: Path, own: dict[str, Any]) -> None:
         assert one.read_bytes() == two.read_bytes(), name
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_resumes_and_tells_another_run(tmp_path: Path, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     reproduce("lock-squeeze-excite-resnet50", tmp_path, layers=("0",), **own)
 
@@ -109,7 +108,6 @@ def test_resumes_and_tells_another_run(tmp_path: Path, own: dict[str, Any], monk
         reproduce("lock-squeeze-excite-resnet50", tmp_path, layers=("0",), **own | {"detectors": 3})
 
 
-@pytest.mark.usefixtures("only_pngs")
 def test_lock_figure(tmp_path: Path, own: dict[str, Any]) -> None:
     reproduce("lock-internal-vgg16", tmp_path, layers=("0",), **own | {"detectors": 1})
     setup = chosen_setup(all_figures()["lock-internal-vgg16"], quick=False, layers=("0",), **own)
@@ -119,7 +117,6 @@ def test_lock_figure(tmp_path: Path, own: dict[str, Any]) -> None:
     assert found == pytest.approx({name: result.value for name, result in six_settings(locked, key, data).items()})
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_responses_of_a_generators_lock_are_those_of_noise(tmp_path: Path, made: Path) -> None:
     given: dict[str, Any] = {"model": f"{made / 'small.py'}:generator", "detectors": 2, "images": 40}
     reproduce("lock-dcgan", tmp_path, **given)
@@ -139,7 +136,6 @@ def test_responses_of_a_generators_lock_are_those_of_noise(tmp_path: Path, made:
     assert max(largest) < float(responses[0]["least_trigger"])
 
 
-@pytest.mark.usefixtures("only_pngs")
 def test_responses_of_a_transformers_lock_are_those_of_its_patches(tmp_path: Path, made: Path) -> None:
     given: dict[str, Any] = {"model": f"{made / 'small.py'}:vit", "data": str(made / "photos"), "detectors": 1}
     reproduce("lock-vit", tmp_path, **given)
@@ -153,7 +149,6 @@ def test_responses_of_a_transformers_lock_are_those_of_its_patches(tmp_path: Pat
     assert {row["samples"] for row in responses} == {str(6 * 4 * 4)}  # images that were not used for the bounds
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_layer_that_cannot_hold_a_lock_is_told(tmp_path: Path, own: dict[str, Any]) -> None:
     reproduce("lock-internal-vgg16", tmp_path, layers=("0", "8"), **own | {"detectors": 1})
     record = json.loads((tmp_path / "lock-internal-vgg16" / "figure.json").read_text())
@@ -161,7 +156,6 @@ def test_layer_that_cannot_hold_a_lock_is_told(tmp_path: Path, own: dict[str, An
     assert {row["layer"] for row in table(tmp_path / "lock-internal-vgg16", "settings")} == {"0"}
 
 
-@pytest.mark.usefixtures("only_pngs")
 def test_generator_figures(tmp_path: Path, made: Path) -> None:
     given: dict[str, Any] = {"model": f"{made / 'small.py'}:generator", "detectors": 1, "images": 16}
     reproduce("lock-dcgan", tmp_path, **given)
@@ -181,7 +175,6 @@ def test_generator_figures(tmp_path: Path, made: Path) -> None:
     assert "so it is not FID" in page
 
 
-@pytest.mark.usefixtures("only_pngs")
 def test_outputs_without_labels(tmp_path: Path, small: str, made: Path) -> None:
     given = {"model": small, "data": f"{made / 'small.py'}:inputs", "detectors": 1}
     reproduce("lock-squeeze-excite-resnet50", tmp_path, layers=("0",), **given)
