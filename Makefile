@@ -13,10 +13,11 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 
 # One torch thread per pytest worker; with more, the workers compete for the cores.
 # Bytecode is always written, because tests start many processes.
+# Threads that wait for others sleep: a few tests start more threads, and other workers need the cores.
 # malloc keeps the memory of large tensors for reuse instead of returning it to the system each time.
 # Temporary files go to /dev/shm if it has 4 GB free, because the library calls fsync after each file it writes.
 ROOM := $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "PYTEST_DEBUG_TEMPROOT=/dev/shm" }')
-ONE_THREAD := $(ROOM) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+ONE_THREAD := $(ROOM) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= \
 	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000
 
 # tests/conftest.py groups the tests and puts the longest groups first; keep that order.
