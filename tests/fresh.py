@@ -29,17 +29,20 @@ import os, socket, sys, warnings
 import torch
 _ours = socket.socket(fileno=int(sys.argv[1]))
 while True:
-    _one, _files, _, _ = socket.recv_fds(_ours, 1, 4)
+    _one, _files, _, _ = socket.recv_fds(_ours, 1, 5)
     if not _one:
         os._exit(0)
+    _answers = _files.pop()
     _child = os.fork()
     if not _child:
         break
     for _file in _files:
         os.close(_file)
-    _ours.sendall(f"{_child}\\n".encode())
-    _ours.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(_child, 0)[1])}\\n".encode())
+    os.write(_answers, f"{_child}\\n".encode())
+    os.write(_answers, f"{os.waitstatus_to_exitcode(os.waitpid(_child, 0)[1])}\\n".encode())
+    os.close(_answers)
 _ours.close()
+os.close(_answers)
 for _number, _file in enumerate(_files[1:]):
     os.dup2(_file, _number)
     os.close(_file)
@@ -58,8 +61,8 @@ exec(compile(_request["script"], "<string>", "exec"))
 
 
 @cache
-def _server() -> tuple[socket.socket, Any]:
-    """The socket of this process's server, and the lines it answers; the server ends with this process."""
+def _server() -> socket.socket:
+    """The socket of this process's server, which ends with this process."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", _SERVER, str(theirs.fileno())],
@@ -67,16 +70,14 @@ def _server() -> tuple[socket.socket, Any]:
         stdout=subprocess.PIPE,  # nothing is printed there, but a child may print to a pipe and has the same sys.stdout
     )  # fmt: skip
     theirs.close()
-    answers = ours.makefile("r")
 
     def end() -> None:
         ours.shutdown(socket.SHUT_RDWR)
-        answers.close()
         ours.close()
         process.communicate()
 
     atexit.register(end)
-    return ours, answers
+    return ours
 
 
 class Interpreter:
@@ -89,7 +90,6 @@ class Interpreter:
         self, script: str, *arguments: str, folder: Path | str = ".", given: str = "", stdout: int | None = None,
         environment: dict[str, str] | None = None, strict: bool = False,
     ) -> None:  # fmt: skip
-        connection, self._answers = _server()
         request = {
             "script": script, "arguments": arguments, "strict": strict, "folder": str(Path(folder).absolute()),
             "environment": dict(os.environ) if environment is None else environment,
@@ -101,9 +101,10 @@ class Interpreter:
         numbers = [file.fileno() for file in self._files]
         if stdout is not None:
             numbers[2] = stdout
-        socket.send_fds(connection, [b"1"], numbers)
-        self.pid = int(self._answers.readline())
-        self._connection = connection
+        self._answers, theirs = os.pipe()  # one for each script, so that what is left of one is not read by the next
+        socket.send_fds(_server(), [b"1"], [*numbers, theirs])
+        os.close(theirs)
+        self.pid = self._answer()
 
     def __enter__(self) -> Interpreter:
         return self
@@ -113,17 +114,26 @@ class Interpreter:
             self.kill()
             self.wait()
 
-    def ended(self) -> bool:
-        return bool(select.select([self._connection], [], [], 0)[0])
+    def _answer(self) -> int:
+        line = b""
+        while not line.endswith(b"\n"):
+            read = os.read(self._answers, 1)  # no more, so that `select` tells of the next line
+            assert read, "the process that forks interpreters has ended"
+            line += read
+        return int(line)
+
+    def ended(self, seconds: float = 0) -> bool:
+        return bool(select.select([self._answers], [], [], seconds)[0])
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
     def wait(self, seconds: float = 60) -> subprocess.CompletedProcess[str]:
         """Its exit status and what it printed; it is killed if it takes longer."""
-        if not select.select([self._connection], [], [], seconds)[0]:
+        if not self.ended(seconds):
             self.kill()
-        status = int(self._answers.readline())
+        status = self._answer()
+        os.close(self._answers)
         printed = []
         for file in self._files[2:]:
             file.seek(0)
