@@ -24,7 +24,7 @@ ONE_THREAD := $(ROOM) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIV
 IN_PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test types fast-tests test-exact test-slow fuzz mutants hardening demo docs bench format clean
+.PHONY: help setup test test-exact test-slow fuzz mutants hardening demo docs bench format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,15 +44,9 @@ $(STAMP): pyproject.toml constraints.txt
 test: setup ## lint, format check, types, and all but the slow tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j2 types fast-tests
-	$(MAKE) --no-print-directory test-exact
-
-# Beside the tests, at a lower priority: it fills the gaps in which their processes start and end.
-types:
-	nice $(BIN)/mypy
-
-fast-tests:
+	$(BIN)/mypy
 	$(ONE_THREAD) $(BIN)/pytest -m "not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory test-exact
 
 # Kernels for other processors sum in a different order; PyTorch's plainest kernels simulate one.
 test-exact: setup ## the tests of exactness, with PyTorch's plainest kernels
