@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import fresh
 import models
 import torch
 from locked import distance, run
@@ -69,8 +68,8 @@ def test_bundles_of_changed_architectures_open_in_a_fresh_process(tmp_path: Path
         key.save(folder / "key")
         images[name] = synthetic_inputs(base, 3, torch.Generator().manual_seed(0))
         torch.save(images[name], folder / "images")
-    command = [sys.executable, "-c", ELSEWHERE, *(str(tmp_path / name) for name in locks)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == list(locks)
+    done = fresh.run(ELSEWHERE, *(str(tmp_path / name) for name in locks))
+    assert done.stdout.split() == list(locks), done.stderr
     for name, (base, target, key) in locks.items():
         folder, expected = tmp_path / name, run(target, key.unlock(images[name]))
         assert distance(torch.load(folder / "found"), expected) <= rounding(target.model)

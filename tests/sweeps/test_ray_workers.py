@@ -32,7 +32,7 @@ def test_two_workers_give_the_rows_of_one_process_though_one_of_them_is_killed(t
 
 @needs_ray
 def test_a_cluster_that_does_not_answer_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_workers, "PATIENCE", 4.0)
+    monkeypatch.setattr(ray_workers, "PATIENCE", 1.5)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
