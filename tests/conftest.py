@@ -55,14 +55,22 @@ TOGETHER = {
 }  # fmt: skip
 # The slowest files start first, so that no worker is left alone with one at the end.
 LONGEST = (
-    "test_squeeze_excite.py", "test_properties.py", "test_embed.py", "test_url.py", "test_attacks.py", "test_vit.py",
-    "test_internal.py", "test_gan.py", "test_cli_demo.py", "test_verify.py", "test_channels.py", "test_operators.py",
-    "test_kit.py", "test_engine.py", "test_sharing.py", "test_thief_keyed.py", "test_thief_gates.py",
-    "test_schemas.py", "test_owner_and_client.py", "test_keyed.py", "test_zoo.py", "test_trigger.py",
-    "test_other_libraries.py", "test_key.py", "test_reproduce_run.py", "test_quantised_locks.py",
-    "test_keyed_export.py", "test_survival.py", "test_docstrings.py", "test_cli_process.py", "test_tracing.py",
-    "test_validity.py", "test_forgeries.py", "test_certificate.py", "test_channel_cost.py", "test_verbs.py",
-    "test_registry.py", "test_costs.py", "test_unlocking.py",
+    "test_properties.py", "test_embed.py", "test_squeeze_excite.py", "test_kit.py", "test_thief_keyed.py",
+    "test_attacks.py", "test_channels.py", "test_operators.py", "test_gan.py", "test_verify.py",
+    "test_keyed_export.py", "test_vit.py", "test_thief_gates.py", "test_sharing.py", "test_reproduce_run.py",
+    "test_zoo.py", "test_schemas.py", "test_onnx_integers.py", "test_internal.py", "test_owner_and_client.py",
+    "test_keyed.py", "test_docstrings.py", "test_engine.py", "test_cli_process.py", "test_end_to_end.py",
+    "test_certificate.py", "test_tracing.py", "test_url.py", "test_cli_onnx.py", "test_onnx_import.py",
+    "test_cli_demo.py", "test_survival.py", "test_recorder.py", "test_trigger.py", "test_unlocking.py",
+    "test_public.py", "test_hostile_files.py", "test_front_door.py", "test_fresh_process.py", "test_forgeries.py",
+    "test_validity.py", "test_run.py", "test_fuzz.py", "test_ray_workers.py", "test_peers.py", "test_readme.py",
+    "test_locked_suspects.py", "test_key.py", "test_fields.py", "test_channel_costs.py", "test_costs.py",
+    "test_alignment.py", "test_channel_cost.py", "test_onnx_weights.py", "test_windows.py", "test_sites.py",
+    "test_references.py", "test_gan_rates.py", "test_quantised_locks.py", "test_insertion.py",
+    "test_figure_kinds.py", "test_jpeg.py", "test_evidence.py", "test_cli_hostile.py", "test_registry.py",
+    "test_data_driven.py", "test_collusion.py", "test_cli_certify.py", "test_cli_clients.py",
+    "test_cli_messages.py", "test_statistics.py", "test_response.py", "test_keyed_quantised.py",
+    "test_generator.py", "test_durability.py", "test_commitment.py", "test_sequential.py",
 )  # fmt: skip
 
 
