@@ -13,22 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from stainlock.gating.chacha import CONSTANTS, INSTEAD, MASK, keystream
-
-
-def _computed(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Tensor:
-    token = INSTEAD.set(None)
-    try:
-        return keystream(key, nonce, blocks, rounds)
-    finally:
-        INSTEAD.reset(token)
-
+from stainlock.gating.chacha import CONSTANTS, INSTEAD, MASK, by_tensors
 
 _LIBRARY = torch.library.Library("stainlock", "DEF")
 _LIBRARY.define("keystream(Tensor key, int[] nonce, int blocks, int rounds) -> Tensor")
-_LIBRARY.impl("keystream", _computed, "CompositeExplicitAutograd")
+_LIBRARY.impl("keystream", by_tensors, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "stainlock::keystream",
     lambda key, nonce, blocks, rounds: key.new_empty((key.shape[0], 16 * blocks)),
@@ -38,14 +28,12 @@ torch.library.register_fake(
 
 @contextlib.contextmanager
 def cipher_as_one_operation() -> Iterator[dict[Callable[..., Any], Callable[..., Any]]]:
-    """In this context, exported models contain the operation; yields the translations for ``torch.onnx.export``."""
+    """In this context, exported models contain the cipher as one operation.
+
+    Yields the translation to ONNX that ``torch.onnx.export`` takes.
+    """
     operation: Any = torch.ops.stainlock.keystream
-
-    def whole(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Tensor:
-        result: Tensor = operation(key, list(nonce), blocks, rounds)
-        return result
-
-    token = INSTEAD.set(whole)
+    token = INSTEAD.set(operation)
     try:
         yield {operation.default: _keystream}
     finally:
@@ -53,7 +41,7 @@ def cipher_as_one_operation() -> Iterator[dict[Callable[..., Any], Callable[...,
 
 
 def _keystream(key: Any, nonce: Sequence[int], blocks: int, rounds: int) -> Any:
-    """`stainlock.gating.chacha.keystream`."""
+    """`stainlock.gating.chacha.by_tensors`, written as ONNX operations."""
     op: Any = importlib.import_module("onnxscript").opset18
     mask, beyond = _constant(MASK), _constant(1 << 32)
     factors = {places: _constant(1 << places) for places in (16, 12, 8, 7)}

@@ -21,7 +21,7 @@ from torch import Tensor
 ROUNDS = (8, 12, 20)
 MASK = 0xFFFFFFFF
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
-# What an exporter to ONNX computes the keystream with, if it has a way of its own.
+# What computes the keystream while a model is exported to ONNX, if not `by_tensors`.
 INSTEAD: ContextVar[Callable[[Tensor, Sequence[int], int, int], Tensor] | None] = ContextVar("INSTEAD", default=None)
 
 
@@ -31,8 +31,11 @@ def keystream(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Te
     The nonce has three words; the counter starts at 0.
     """
     instead = INSTEAD.get() if torch.onnx.is_in_onnx_export() else None
-    if instead is not None:
-        return instead(key, nonce, blocks, rounds)
+    return (instead or by_tensors)(key, nonce, blocks, rounds)
+
+
+def by_tensors(key: Tensor, nonce: Sequence[int], blocks: int, rounds: int) -> Tensor:
+    """`keystream` by tensor operations, also while a model is exported."""
     counter = torch.arange(blocks, device=key.device)
     a = torch.tensor(CONSTANTS, device=key.device).view(1, 4, 1)
     b, c = key[:, :4, None], key[:, 4:, None]
