@@ -51,7 +51,6 @@ LOCKS = {
 TOGETHER = {
     "test_key.py": "keys and plans", "test_plan.py": "keys and plans",
     "test_url.py": "services", "test_probe.py": "services", "test_jpeg.py": "services",
-    "test_end_to_end.py": "services",
 }  # fmt: skip
 # The slowest files start first, so that no worker is left alone with one at the end.
 LONGEST = (

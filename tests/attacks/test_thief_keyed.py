@@ -16,7 +16,7 @@ import keyed_peers
 import zoo
 from stainlock import Key, Target
 from stainlock.attacks import NotApplicable, Subject, all_attacks
-from stainlock.attacks.thief import relax_gates, solve_means
+from stainlock.attacks.thief import relax_gates
 from stainlock.attacks.thief.assignment import climb, solve, value
 from stainlock.attacks.thief.graph_matching import match
 from stainlock.attacks.thief.keyed_gates import (
@@ -38,12 +38,6 @@ from stainlock.target import evaluation_mode
 
 NAME = "resnet20_cifar10"
 CHANCE = 0.25  # 0.10 plus four standard deviations, for 60 images of ten classes
-
-
-@pytest.fixture(autouse=True)
-def _few_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few as suffice against a careless lock (see the test of means left in the file)."""
-    monkeypatch.setattr(solve_means, "_STARTS", 3)
 
 
 @cache

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from pathlib import Path
-from typing import Any
 
 import models
 import numpy as np
@@ -13,10 +11,10 @@ import pytest
 import torch
 import verbs
 from PIL import Image
-from services.api import Api, serving, stained
+from services.api import Api, serving
 
 import zoo
-from stainlock import Key, Target, load_bundle, stain
+from stainlock import load_bundle
 from stainlock.transmission.changes import jpeg
 
 TEMPLATE = """
@@ -27,16 +25,6 @@ labels = "predictions.*.label"
 [limits]
 per_second = 2000
 """
-
-
-def made_before(base: Target, *, progress: Any, **settings: Any) -> tuple[Target, Key]:
-    """The stain that other tests of services share, which takes seconds, if it is the one that is asked for."""
-    assert models.same_state(base.model, models.real("resnet20_cifar10").model)
-    asked = {
-        name: given for name, given in settings.items() if given != inspect.signature(stain).parameters[name].default
-    }
-    assert asked == {"schema": "output", "robust": True, "seed": 1, "count": 16}
-    return stained()
 
 
 @pytest.mark.parametrize(
@@ -55,9 +43,6 @@ def test_from_stain_to_proof(
     monkeypatch.chdir(tmp_path)
     factory = f"{zoo.__file__}:{name}"
     options = ("--schema", "output", "--robust", "--seed", 1)  # with ten classes some seeds are refused
-    if not own_process:
-        options += ("--count", 16)
-        monkeypatch.setattr("stainlock.stains.stain", made_before)
     made = stainlock("stain", factory, *options, "--out", "shipped", "--key", "owner.key")
     assert made.returncode == 0, made.stderr
     assert "triggers that hit, of" in made.stderr
